@@ -15,17 +15,17 @@ DIRECTORIES = tuple(os.path.join("src", f"part-{i}", *["sub"] * (i % 5)) for i i
 
 
 def rights_of(kind: str, user: int = 0) -> Rights:
-    """Of files of this kind; in homes, of all that is in that of one user. The worker is 0."""
+    """Return owner and modes of files of this kind; in homes, of those in the home of one user. The worker is 0."""
     return Rights(WORKER + user, WORKER + user, 0o700, 0o600) if kind == HOME else RIGHTS[kind]
 
 
 def place_of(kind: str, user: int = 0) -> str:
-    """The directory in which a user works, relative to the top of the tree."""
+    """Return the directory in which a user works, relative to the top of the tree."""
     return os.path.join("home", f"user-{user:02}", "project") if kind == HOME else kind
 
 
 def names(files: int) -> list[str]:
-    """Those of a user's files, with so many in each directory, relative to the project."""
+    """Return the names of a user's files, so many in each directory, relative to the project."""
     return [os.path.join(directory, f"file-{i:02}") for directory in DIRECTORIES for i in range(files)]
 
 

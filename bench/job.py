@@ -1,4 +1,4 @@
-"""What a piece of work is, and what several of them do."""
+"""What a piece of work is, and steps that several pieces have in common."""
 
 import os
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class JobInputs(NamedTuple):
 
 
 def nothing() -> None:
-    """What a job does before and after each batch unless it says otherwise."""
+    """Do nothing: the default before and after each batch of a job."""
 
 
 class Job(NamedTuple):
@@ -49,7 +49,7 @@ Make = Callable[[JobInputs], Job]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What there is to know of a piece of work, on one kind of files, without doing it.
+    """The description of a piece of work on one kind of files.
 
     Attributes:
         name: with the kind.
@@ -77,7 +77,7 @@ class Work(Piece):
         clients: so many at once.
         users: each client is another user, in a home of that user's.
         reads_data: it needs a large file.
-        counted: how many requests it takes is a question, too.
+        counted: whether its requests are counted, too.
         thorough: also with peers that differ little.
     """
 
@@ -90,7 +90,7 @@ class Work(Piece):
 
 
 def read_one(name: str) -> None:
-    """Open it, read its only block, and close it."""
+    """Open a file, read its only block, and close it."""
     fd = os.open(name, os.O_RDONLY)
     if len(os.read(fd, len(BLOCK))) != len(BLOCK):
         raise OSError(f"{name}: not all was read")
@@ -98,13 +98,13 @@ def read_one(name: str) -> None:
 
 
 def list_one(path: str) -> int:
-    """List a directory and stat what is in it; how many files of one block there are."""
+    """List a directory and stat what is in it; return how many files of one block there are."""
     with os.scandir(path) as entries:
         return sum(entry.stat().st_size == len(BLOCK) for entry in entries)
 
 
 def create_one(name: str, mode: int, content: bytes = b"") -> None:
-    """It must not be there yet; with what is in it, if that is to be written."""
+    """Create a file, which must not be there yet, and write its content, if any."""
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     if content:
         os.write(fd, content)
@@ -112,7 +112,7 @@ def create_one(name: str, mode: int, content: bytes = b"") -> None:
 
 
 def mix(names: list[str], number: int) -> Job:
-    """Stat and read so many of these files, in turn; each client begins elsewhere."""
+    """Return a job that stats and reads `number` of these files in turn; each client begins elsewhere."""
     start = os.getpid() % len(names)
     names = names[start:] + names[:start]
     at = count()

@@ -70,7 +70,7 @@ def definitions(count: int, *, maps: bool = True, cloaks: bool = True) -> str:
     """Return options with `count` range-map and `count` cloak definitions, half for users and half for groups.
 
     The users with homes, of whom the worker and the owner are the first, fall to the last of each, so that mode bits
-    have to be looked at: the others' show public files, the group's show private ones to the worker, who owns neither,
+    decide: the others' show public files, the group's show private ones to the worker, who owns neither,
     and no definition shows a home to anyone but its owner.
     """
     range_map, cloak_list = [], []
@@ -213,7 +213,7 @@ def _in_session(mount: Start, view: str) -> Start:
 
 
 def _traced(mount: Start) -> Start:
-    """The same while `cloakfs trace` prints all requests to /dev/null."""
+    """Return a start that has `cloakfs trace` print all requests to /dev/null as well."""
 
     def start(stack: contextlib.ExitStack, name: str, tree: str, at: str) -> Callable[[], Peer]:
         wait_for_mount = mount(stack, name, tree, at)
@@ -271,7 +271,7 @@ PEERS: dict[str, Start] = {
 """Every peer, in the order of the tables."""
 
 VARIANTS = {"cloakfs map", "cloakfs cloak", TRACED, FEW, f"{BOTH} 100", SESSION}
-"""These differ only where files are looked at one by one; they need not do the other work."""
+"""These differ only in works that look up or stat single files; they need not do the others."""
 
 _FOR_ONE = {FIXED, PLAIN, SESSION}
 """Views of the worker alone."""

@@ -58,14 +58,14 @@ QUICK = Sizes(listed=20, directories=3, per_directory=5, mib=1, known=200, batch
 
 
 def make_directory(path: str, rights: Rights) -> None:
-    """One that is empty."""
+    """Make an empty directory."""
     os.mkdir(path)
     os.chown(path, rights.uid, rights.gid)
     os.chmod(path, rights.directory)
 
 
 def make_file(path: str, rights: Rights, content: bytes = b"", blocks: int = 1) -> None:
-    """One with so many blocks of this content."""
+    """Make a file with so many blocks of this content."""
     with open(path, "wb", buffering=0) as file:
         for _ in range(blocks if content else 0):
             file.write(content)
@@ -74,7 +74,7 @@ def make_file(path: str, rights: Rights, content: bytes = b"", blocks: int = 1) 
 
 
 def make_many(path: str, rights: Rights, directories: int, files: int) -> None:
-    """So many directories, with so many empty files in each."""
+    """Make so many directories, with so many empty files in each."""
     make_directory(path, rights)
     for i in range(directories):
         below = os.path.join(path, f"directory-{i:03}")
@@ -117,7 +117,7 @@ def prepare(tree: str, sizes: Sizes, package: bytes | None, *, many: bool) -> No
 
 @contextmanager
 def data_file(tree: str, kind: str, mib: int) -> Iterator[str]:
-    """A large file for as long as it is needed; its name, which was never there before."""
+    """Make a large file for as long as it is needed; give its name, which was never there before."""
     name = f"data-{next(_numbers)}"
     path = os.path.join(tree, kind, name)
     try:
@@ -128,14 +128,14 @@ def data_file(tree: str, kind: str, mib: int) -> Iterator[str]:
 
 
 def known_tree(tree: str, files: int) -> str:
-    """So many files more, seen by all, in directories of 1,000; the name of the top."""
+    """Make so many files more, visible to all, in directories of 1,000; return the name of the top."""
     each = min(1000, files)
     make_many(os.path.join(tree, "public", "known"), RIGHTS["public"], files // each, each)
     return "known"
 
 
 def generated_package(files: int = 60) -> bytes:
-    """A source package like any other, where the real one is not at hand."""
+    """Return a generated source package, where the real one is not at hand."""
     sources = {f"part{i}.c": _SOURCE.format(i=i) for i in range(files)}
     sources["common.h"] = "#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n" + "".join(
         f"int part{i}(int);\n" for i in range(files)

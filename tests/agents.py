@@ -63,7 +63,7 @@ class User:
         return value
 
     def do_within(self, seconds: float, call: Callable[..., object], *args: Any) -> None:
-        """Do the same as `do`, for a call that must not wait for ever."""
+        """Make it call a function that must return within so many seconds; raise what it raises."""
         self.start(call, *args)
         assert self._pipe.poll(seconds), f"{call.__name__} has not returned within {seconds} s"
         ok, value = self._pipe.recv()
@@ -132,7 +132,7 @@ def names(path: str | bytes | int) -> list[Any]:
 
 
 def become(uid: int, gid: int, groups: list[int]) -> None:
-    """In a User started as root: become somebody else, and keep descriptors and working directory."""
+    """In a User started as root: become another user, and keep descriptors and working directory."""
     os.setgroups(groups)
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)

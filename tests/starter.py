@@ -105,7 +105,7 @@ def _starter(*modules: str) -> Starter:
 
 
 def _serve(requests: socket.socket) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the children
     while True:
         request, descriptors, _, _ = socket.recv_fds(requests, _MOST, 3)
         if not request:

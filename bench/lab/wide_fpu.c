@@ -16,7 +16,7 @@
 
 #define LARGEST (64 * 1024)
 
-/* What user-mode Linux does not know, nobody in the guest has touched: it is zero. */
+/* What user-mode Linux does not know, no program in the guest has touched: it is zero. */
 static char whole[LARGEST];
 static size_t size;
 

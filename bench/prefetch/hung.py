@@ -101,7 +101,7 @@ class _Site:
     waiting: list[int]
 
     def fork(self) -> int:
-        """Do the same as workers.fork, for a client."""
+        """Fork a client, which does not hold the session open (`workers.fork`)."""
         pid = fork()
         if pid == 0:
             os.close(self.session)

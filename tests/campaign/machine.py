@@ -39,7 +39,7 @@ class Turns:
         examples: how many sequences each has.
         length: how many steps a sequence has at most.
         kinds: of file systems, which take turns.
-        oracle: whether daemons check what the kernel remembers.
+        oracle: whether daemons check what the kernel caches.
         delays: whether their replies and events are late at times.
     """
 
@@ -139,7 +139,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end earlier, after the turn at that time")
     parser.add_argument("--jobs", type=int, default=1, help="so many turns at a time")
     parser.add_argument("--kinds", default=",".join(KINDS), help="of file systems (default: %(default)s)")
-    parser.add_argument("--oracle", action="store_true", help="daemons check what the kernel remembers, and for whom")
+    parser.add_argument("--oracle", action="store_true", help="daemons check what the kernel caches, and for whom")
     parser.add_argument("--delays", action="store_true", help="the same, with late replies and events")
     parser.add_argument("--json", action="store_true", help="print the summary for a program to read")
     words = parser.parse_args()

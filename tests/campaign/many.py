@@ -1,8 +1,8 @@
 """Measures what very many known files cost: memory, listing them, and how long changes above them make others wait.
 
-Ann's files lie below a directory of hers, half of them for everybody and half for her alone, so that the kernel
-remembers all of them. She lists and stats all. Then the directory is changed through the mount and behind it, while Bob
-looks his own file up 1,000 times a second, and each time a name that nobody has asked for before, in the directory that
+Ann's files lie below a directory of hers, half of them for all users and half for her alone, so that the kernel
+caches all of them. She lists and stats all. Then the directory is changed through the mount and behind it, while Bob
+looks his own file up 1,000 times a second, and each time a name that is new to the kernel, in the directory that
 Ann's is in. The longest of his waits is reported beside the longest without any change. With --json, figures come as
 one object.
 """
@@ -57,7 +57,7 @@ def make_files(tree: str, name: str, number: int, mode: int) -> None:
 def list_all(top: str) -> float:
     """List and stat all that is below, as Ann; return how many microseconds each took.
 
-    The paths are relative: an absolute one takes a request for each name that not everybody may know of.
+    The paths are relative: an absolute one takes a request for each name that not all callers may know of.
     """
     began, count = time.monotonic(), 0
     for _, _, names, directory in os.fwalk(top):
@@ -126,7 +126,7 @@ def measure(mount: Mount, tree: str, files: int, *, changes: bool) -> dict[str, 
             ("1,000 changes behind the mount", "ann", behind),
         ]
         for what, where, change in all_changes:
-            for name in MODES:  # so that there is something to forget
+            for name in MODES:  # so that there is something to invalidate
                 ann.do(list_all, mount.at(where, name))
             watch(what, change)
     return figures

@@ -163,7 +163,7 @@ class _Files:
         self._placed += 1
 
     def result(self) -> Counter[str]:
-        """Count the files that were placed, those that are lost, and those that somebody else has moved."""
+        """Count the files that were placed, those that are lost, and those that another process has moved."""
         count = Counter(placed=self._placed)
         for index, (fd, where) in enumerate(self.held):
             count["losses"] += os.fstat(fd).st_nlink == 0 or os.pread(fd, 100, 0) != SECRET + self._home(index)

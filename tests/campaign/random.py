@@ -412,7 +412,7 @@ def _look_at(path: str) -> Seen:
 
 
 def look_kept(slot: int, how: str) -> tuple[Seen, dict[str, Seen]]:
-    """Ask about what is kept, and, if it is a directory, about each name in it."""
+    """Stat what is kept, and, if it is a directory, each name in it."""
     fd = _kept[slot]
     try:
         info = os.stat("." if how == "cwd" else fd)
@@ -627,7 +627,7 @@ def draw_step(chance: random.Random, focus: str, sides: tuple[str, ...], count: 
 
 
 def anew(chance: random.Random, path: str, count: int, slot: int) -> list[Step]:
-    """Make something, keep it, look, and let another object have its name, of which not everybody may know."""
+    """Make something, keep it, look, and let another object have its name, of which not all callers may know."""
     by, other = chance.randrange(count), chance.choice(PATHS)
     make = chance.choice(("create", "create", "mkdir"))
     steps = [Step("through", by, Op(make, path, mode=chance.choice((0o644, 0o666, 0o755, 0o777))))]
@@ -873,7 +873,7 @@ class Run:
             time.sleep(AT_ONCE)
 
     def compare(self) -> None:
-        """Have everybody look at everything, in an order that changes."""
+        """Have all callers list and stat everything, in an order that changes."""
         was_behind = "behind" in self.changed
         if was_behind:
             self.settle()
@@ -881,11 +881,11 @@ class Run:
         turn = self.counts.operations % len(order)
         for by in order[turn:] + order[:turn]:
             patience = 0.0 if self.is_told(by) else self.patience
-            # What somebody hides through the mount is hidden from all views at once; other changes may show later.
+            # What a caller hides through the mount is hidden from all views at once; other changes may show later.
             self.eventually(patience, lambda by=by: self.compare_names(by), hides_at_once=not was_behind)  # type: ignore[misc]
         time.sleep(AT_ONCE)
         for slot in list(self.kept):
-            # The daemon may be told late that a file was closed, and names that somebody keeps are forgotten late.
+            # The event that a file was closed may come late, and names that a caller keeps are invalidated late.
             self.eventually(self.patience, lambda slot=slot: self.compare_kept(slot))  # type: ignore[misc]
         self.changed.clear()
 
@@ -982,7 +982,7 @@ class Run:
                 raise Difference(f"{self.name(kept)} of what is hidden: {said(seen.error)}")
             return
         if seen.error == errno.ESTALE and not has_open and not stat.S_ISDIR(info.st_mode):
-            return  # nobody may have looked it up where it is now: it may be taken for hidden
+            return  # it may not have been looked up where it is now: it may be taken for hidden
         listed: tuple[str, ...] | int = 0
         if kept.how == "directory":
             found = (path for path in infos if path and os.path.dirname(path) == places[0])

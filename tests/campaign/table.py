@@ -1,6 +1,6 @@
 """Compares what callers can do over NFS through cloakfs with what they can do through exports of the bare tree.
 
-Each work is done by the owner of a file, a member of its group, somebody whom its ACL names, and somebody else; over
+Each work is done by the owner of a file, a member of its group, a user whom its ACL names, and another user; over
 NFSv3, v4.0 and v4.2; with the kernel's server and with nfs-ganesha; through each kind of entry. So is what clients hold
 when a mount is replaced, and when a file changes behind it. All of it happens in the laboratory's guest.
 """

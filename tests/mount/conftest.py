@@ -122,7 +122,7 @@ def figures_at_once() -> Iterator[None]:
     """Make daemons that are started from now on publish their counts every 0.05 s instead of every 5 s.
 
     What they count is then asked because of the test, and not because of the machine: a daemon whose threads get no
-    processor for half a second would make the kernel ask for everything anew, as if somebody held a lock.
+    processor for half a second would make the kernel ask for everything anew, as if another process held a lock.
     """
     with daemons_with(tuning=FIGURES_AT_ONCE):
         yield
@@ -212,7 +212,7 @@ def mounted(source: str, path: str, *arguments: str) -> Iterator[Mount]:
     try:
         run("mount", source, path, *arguments)
         yield mount
-    finally:  # also if somebody interrupts the mount
+    finally:  # also if the mount is interrupted
         # A process that was just ended may still have a file open.
         with contextlib.suppress(AssertionError):
             wait_until(lambda: not is_mounted(path) or not run("umount", path, check=False).returncode, every=0.05)
@@ -241,7 +241,7 @@ def base() -> Iterator[str]:
 
 @pytest.fixture
 def tree(base: str) -> str:
-    """The root of a real tree that everybody may write to."""
+    """The root of a real tree that all users may write to."""
     path = os.path.join(base, "real")
     os.mkdir(path)
     os.chmod(path, 0o777)

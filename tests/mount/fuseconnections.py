@@ -1,4 +1,4 @@
-"""Ends FUSE sessions by force, so that a test in which a daemon waits for itself leaves nobody waiting."""
+"""Ends FUSE sessions by force, so that a test in which a daemon waits for itself leaves no process waiting."""
 
 import contextlib
 import os

@@ -17,7 +17,7 @@ Kind = Literal["uid", "gid"]
 
 with open("/proc/sys/fs/protected_symlinks", encoding="ascii") as _setting:
     PROTECTED_SYMLINKS = _setting.read().strip() != "0"
-"""Whether nobody follows the links of others in sticky directories that everybody may write to (proc_sys_fs(5)).
+"""Whether links of other users are not followed in sticky directories that all users may write to (proc_sys_fs(5)).
 
 FUSE's kernel does so nevertheless, because without default_permissions it does not know which directories are sticky.
 """

@@ -1,4 +1,4 @@
-"""Trees in which anything is somebody's."""
+"""Trees whose objects have random owners, groups and modes."""
 
 import os
 import random
@@ -32,7 +32,7 @@ def make_tree(
         real = os.path.join(top, path)
         os.chown(real, *chance.choice(owners))
         mode = chance.choice(modes) if chance.random() < 0.8 else chance.randrange(0o10000)
-        # Most directories can be searched: else nobody gets far.
+        # Most directories can be searched: else no caller gets far.
         os.chmod(real, mode | 0o111 if path in directories and chance.random() < 0.6 else mode)
         if chance.random() < 0.2:
             os.setxattr(real, "system.posix_acl_access", _acl(chance, named_groups))

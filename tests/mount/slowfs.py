@@ -1,6 +1,6 @@
 """A slow FUSE file system below a mount: `python -m tests.mount.slowfs MOUNTPOINT FLAG`.
 
-Any number that is looked up is a file of one MiB. FSYNC, and READ of files from `10000` on, get no answer until the
+Any number is the name of a file of one MiB. FSYNC, and READ of files from `10000` on, get no answer until the
 file FLAG exists; FLAG.asked is created when such a request arrives.
 """
 

@@ -13,7 +13,7 @@ from cloakfs.linux.libc import libc
 def as_users_mount(
     path: bytes, uid: int, *, name: bytes = b"users", subtype: bytes = b"x", words: bytes = b""
 ) -> Iterator[int]:
-    """As fusermount3 mounts for this user, who need not be able to open /dev/fuse here; nobody ever answers.
+    """As fusermount3 mounts for this user, who need not be able to open /dev/fuse here; no daemon ever answers.
 
     Yields the descriptor.
     """
