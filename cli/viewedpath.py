@@ -212,7 +212,7 @@ def _in_force(mount: Mounted) -> tuple[Options, Policy]:
         daemon = Daemon(mount)
     except DaemonError as exc:
         options, _ = parse_options(mount.options)
-        if options.policy is not None:
+        if options.has_plugin:
             fail(f"{exc}; only the daemon can ask its plug-in (-o policy=… asks the one on disk)", FAILED)
         note(f"{exc}; using the options that it published last")
         return options, Policy(options)

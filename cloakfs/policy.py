@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .cloak import CloakList
-from .config.options import Options
+from .config.options import Hides, Options
 from .identity import Caller, ClientCaller, ClientId, ServerId
 from .mapping import IdMap, Kind, packed
 
@@ -70,6 +70,7 @@ class Policy:
 
     Attributes:
         hides: False promises that `visible` is always True, so that it need not be called.
+        cloak: the cloak_list; it is all that `visible` asks if `by_ids_and_mode` holds.
     """
 
     def __init__(self, options: Options | None = None) -> None:
@@ -83,7 +84,7 @@ class Policy:
         self.cloak = CloakList(
             options.cloak_list, nobody_uid=options.anonuid, nobody_gid=options.anongid, exempt=options.exempt
         )
-        self.hides = self.cloak.hides or not is_built_in(self, "visible")
+        self.hides = may_hide(self)
 
     def forward(self, caller: ClientCaller) -> Caller:
         """Return the identity on the server for a caller."""
@@ -102,7 +103,7 @@ class Policy:
 
     def same_for_all(self, attrs: Attrs) -> bool:
         """Whether `visible` gives every caller the same answer; False when in doubt."""
-        return is_built_in(self, "visible") and self.cloak.same_for_all(attrs.mode, attrs.uid, attrs.gid)
+        return self.by_ids_and_mode and self.cloak.same_for_all(attrs.mode, attrs.uid, attrs.gid)
 
     def server_id(self, kind: Kind, client_id: ClientId) -> ServerId | None:
         """Return the server id for chown and ACL entries; with None, the request is refused with EINVAL."""
@@ -112,9 +113,39 @@ class Policy:
         """Return the client id shown for a server id in attributes and ACL entries; nobody's if there is none."""
         return self.ids[kind].reverse(server_id)
 
+    @property
+    def is_plugin(self) -> bool:
+        """Whether the code of a plug-in decides anything at all."""
+        return type(self) is not Policy or not all(is_built_in(self, method) for method in METHODS)
+
+    @property
+    def by_ids_and_mode(self) -> bool:
+        """Whether `visible` goes by mode, owner and group of an object and ids of the caller alone: `cloak` decides."""
+        return is_built_in(self, "visible") and not self.options.hiding(Hides.MORE)
+
+    @property
+    def forwards_by_mapping(self) -> bool:
+        """Whether the identity of a caller results from mapping each of its ids by `ids`, each by itself."""
+        return is_built_in(self, "forward")
+
+    @property
+    def shows_by_mapping(self) -> bool:
+        """Whether `show` only maps owner and group by `ids`."""
+        return is_built_in(self, "show") and is_built_in(self, "client_id")
+
+    @property
+    def says_same_for_all(self) -> bool:
+        """Whether a plug-in says of which objects `visible` always gives every caller the same answer."""
+        return not is_built_in(self, "same_for_all")
+
 
 METHODS = ("forward", "visible", "show", "same_for_all", "server_id", "client_id")
 """The methods that a plug-in may define."""
+
+
+def may_hide(policy: Policy) -> bool:
+    """Whether an option hides anything, or a plug-in has a `visible` of its own."""
+    return policy.options.hides or not is_built_in(policy, "visible")
 
 
 def is_built_in(policy: Policy, method: str) -> bool:

@@ -19,7 +19,7 @@ def plugin_rule(policy: Policy) -> str:
 
 def forward_rule(policy: Policy, kind: Kind, client_id: ClientId) -> str:
     """Return what decides the server id of a caller's `client_id`: a definition, or why none applies."""
-    if not is_built_in(policy, "forward"):
+    if not policy.forwards_by_mapping:
         return plugin_rule(policy)
     definition = policy.ids[kind].definition_of(client_id)
     if definition is not None:
@@ -33,7 +33,7 @@ def forward_rule(policy: Policy, kind: Kind, client_id: ClientId) -> str:
 
 def reverse_rule(policy: Policy, kind: Kind, server_id: ServerId) -> str:
     """Return what decides the client id that stands for the `server_id` of a file."""
-    if not (is_built_in(policy, "show") and is_built_in(policy, "client_id")):
+    if not policy.shows_by_mapping:
         return plugin_rule(policy)
     definition = policy.ids[kind].reverse_definition_of(server_id)
     if definition is not None:
@@ -98,7 +98,7 @@ def difference(view: View, groups: str | None) -> str:
         return "a fixed view has ids and groups of its own"
     if view.lower is not None:
         return "the mount below has ids of its own"
-    if not (view.forwards_by_mapping and view.shows_by_mapping and is_built_in(view.policy, "server_id")):
+    if not view.maps_by_tables:
         return "the plug-in decides about ids, groups and modes"
     if not all(ids.keeps_ids() for ids in view.policy.ids.values()):
         return "ids are mapped"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from . import acl
 from .identity import Caller, ClientCaller, ClientId, ServerId
 from .mapping import MAX_ID, Kind
-from .policy import METHODS, Attrs, Policy, is_built_in
+from .policy import Attrs, Policy, is_built_in
 
 
 class LowerMount(Protocol):
@@ -128,7 +128,7 @@ class View:
         act_as_daemon: Callable[[], None] | None = None,
     ) -> None:
         self.policy = policy
-        self._before_plugin = None if all(is_built_in(policy, method) for method in METHODS) else act_as_daemon
+        self._before_plugin = act_as_daemon if policy.is_plugin else None
         self._not_its_failure = not_its_failure
         self.fixed = fixed
         self.entrants = entrants
@@ -138,14 +138,26 @@ class View:
         self._logged: set[tuple[str, type[BaseException], int]] = set()
         self._no_answers: set[str] = set()  # methods that returned something that is no valid answer
         # The built-in show() only maps ids; knowing this saves an object per answer. The show() of a plug-in may fail.
-        self.shows_by_mapping = is_built_in(policy, "show") and is_built_in(policy, "client_id")
-        self.judges = policy.hides or not self.shows_by_mapping
-        """Whether the policy may hide something."""
-        self.hides = self.judges or lower is not None
-        self.cloak = policy.cloak if is_built_in(policy, "visible") and self.shows_by_mapping else None
-        """The cloak_list if it alone decides who sees what, so that the policy need not be called; otherwise None."""
-        self.forwards_by_mapping = is_built_in(policy, "forward")
+        self.shows_by_mapping = policy.shows_by_mapping
+        self.forwards_by_mapping = policy.forwards_by_mapping
         """Whether the identity of a caller results from mapping each of its ids separately."""
+        self.policy_hides = policy.hides or not self.shows_by_mapping
+        """Whether the policy may hide something; with a lower mount, this is not all that may be hidden (`hides`)."""
+        self.hides = self.policy_hides or lower is not None
+        """Whether anything may be hidden in this view, by the policy or by a lower mount."""
+        self.cloak = policy.cloak if policy.by_ids_and_mode and self.shows_by_mapping else None
+        """The cloak_list if it is all by which the policy hides anything: ids and modes decide. Otherwise None."""
+        self.sole_cloak = self.cloak if lower is None else None
+        """The same if no lower mount has a say, so that the cloak_list alone decides who sees what."""
+        self.cloak_by_ids = self.sole_cloak if self.forwards_by_mapping else None
+        """The same if each id of a caller is mapped by itself, so that ids and modes alone decide who sees what.
+
+        Only then does it follow from an object, and the uid of a caller, what the kernel may cache for others.
+        """
+        self.says_same_for_all = lower is None and policy.says_same_for_all
+        """Whether a plug-in says what it shows to all callers alike (`same_for_all`)."""
+        self.maps_by_tables = self.forwards_by_mapping and self.shows_by_mapping and is_built_in(policy, "server_id")
+        """Whether ids are mapped by the tables of the policy in each direction, and no plug-in has a say in it."""
         self.is_steady = lower is None and self.shows_by_mapping and (self.cloak is not None or not self.hides)
         """Whether what one identity is shown changes only when the tree, or this identity, does."""
         self._plain_ids = is_built_in(policy, "client_id")
@@ -213,7 +225,7 @@ class View:
 
         An object that cannot be shown, because the policy fails to say how, is not visible.
         """
-        if not self.judges:
+        if not self.policy_hides:
             return True
         answer: object = self._call_policy("visible", False, lambda: self.policy.visible(who, attrs), who, attrs)
         if answer is not True:
@@ -226,7 +238,7 @@ class View:
 
     def same_for_all(self, attrs: Attrs) -> bool:
         """Whether a plug-in promises that `visible` always gives every caller the same answer for this object."""
-        if self.lower is not None or is_built_in(self.policy, "same_for_all"):
+        if not self.says_same_for_all:
             return False
         return self._call_policy("same_for_all", False, lambda: self.policy.same_for_all(attrs) is True, attrs)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..config import files
 from ..config.errors import Location
-from ..config.options import Export
+from ..config.options import Export, Hides, Options
 from ..config.viewitems import Ids, Range, ViewItem
 from ..fuse.detach import KINDS
 from ..linux import mountinfo
@@ -68,8 +68,8 @@ def _add(found: Entries, export: Export, server: ServerKind | None, mounted_at: 
     options = export.options
     by_knfsd = server == "knfsd"
     name = f"{export.path} for {export.client}"
-    if options.policy is not None:
-        found.refused.append((name, f"policy={options.policy} is code, and no table that could be taken apart"))
+    if not options.by_ids_and_mode:
+        found.refused.append((name, _no_tables(options)))
         return
     try:
         source = _tree_at(export.path)
@@ -113,6 +113,13 @@ def _add(found: Entries, export: Export, server: ServerKind | None, mounted_at: 
         assert isinstance(identity, ViewIdentity)
         view = View(policy, identity.who, frozenset(options.view_access), for_all=server == "ganesha")
         found.entries.append(entry(f"@{identity.label}", view))
+
+
+def _no_tables(options: Options) -> str:
+    """Return why it cannot be found out from ids and modes alone who sees what."""
+    if options.has_plugin:
+        return f"policy={options.policy} is code, and no table that could be taken apart"
+    return f"{', '.join(options.hiding(Hides.MORE))} goes by more than ids and modes, which are all that is surveyed"
 
 
 def _single_views(item: ViewItem) -> Iterable[ViewItem]:

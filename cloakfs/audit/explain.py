@@ -16,7 +16,6 @@ from ..accounts.groups import group_source
 from ..cloak import Verdict
 from ..identity import Caller, ClientCaller, ClientId, ServerId
 from ..linux import ROOT
-from ..policy import is_built_in
 from ..reasons import forward_rule, plugin_rule, reason_of
 from ..stacking.answers import AnsweredActor, query
 from ..tree import calls
@@ -72,7 +71,7 @@ def identify(view: View, caller: ClientCaller, groups: str | None) -> Identifica
             None, MappedId(caller.uid, None, failed), MappedId(caller.gid, None, failed), (), groups or "proc"
         )
     mapped = []
-    if is_built_in(policy, "forward"):
+    if policy.forwards_by_mapping:
         for gid in sorted(supplementary - {caller.gid}):
             known = policy.ids["gid"].groups([gid])
             mapped.append(MappedId(gid, next(iter(known), None), forward_rule(policy, "gid", gid)))

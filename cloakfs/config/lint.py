@@ -72,7 +72,7 @@ def _exempt(draft: Draft, nobody: ServerId) -> list[ExportsWarning]:
     """Return warnings of an exemption that has no effect, or that all callers have who become nobody."""
     found = []
     exempt = draft.options.exempt
-    if exempt and not draft.cloak_list and draft.options.policy is None:
+    if exempt and not draft.cloak_list and not draft.options.may_hide:
         message = "exempt has no effect, because there is no cloak_list"
         found.append(ExportsWarning(draft.places["exempt"], message))
     if nobody in exempt:

@@ -1,7 +1,9 @@
 """The content of an entry of exports.d: typed values, with the defaults of exports(5)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
 
 from ..cloak import CloakDef
 from ..identity import ClientId, ServerId
@@ -15,6 +17,29 @@ DEFAULT_PREFETCH = "cursors"
 
 CONDITIONS = frozenset({"mountpoint", "mp"})
 """Options with which an entry is served only while something is mounted at a place."""
+
+
+class Hides(Enum):
+    """By what an option decides that an object is hidden from a caller, once the option is given."""
+
+    NOTHING = "nothing"
+    IDS_AND_MODE = "mode, owner and group of the object, and the ids of the caller"
+    MORE = "anything else of an object or a caller, such as the name"
+    PLUG_IN = "what a plug-in says, if it has methods for it"
+
+
+def option(default: Any, *, hides: Hides, reloads: bool) -> Any:
+    """Return a field of `Options`, with what the rest of cloakfs has to know of it.
+
+    Args:
+        default: the value that means that the option is not given; a class is called to get it.
+        hides: by what it decides that an object is hidden. `Options.hides` and the like are derived from this.
+        reloads: whether a running daemon applies another value on a reload; otherwise it takes a new mount.
+    """
+    metadata = {"hides": hides, "reloads": reloads}
+    if isinstance(default, type):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +57,47 @@ class Options:
     with their values.
     """
 
-    read_only: bool = True
-    squash: Squash = "root"
-    anonuid: ServerId = DEFAULT_NOBODY
-    anongid: ServerId = DEFAULT_NOBODY
-    range_map: Sequence[RangeDef] = ()
-    cloak_list: Sequence[CloakDef] = ()
-    exempt: tuple[ServerId, ...] = ()
-    no_client_cache: bool = False
-    groups: str | None = None
-    policy: str | None = None
-    views: tuple[ViewItem, ...] = ()
-    view_access: tuple[ClientId, ...] = ()
-    prefetch: str = DEFAULT_PREFETCH
-    prefetch_limits: Limits = field(default_factory=Limits)
-    probe_alarm: Rate | None = DEFAULT_ALARM
-    probe_delay: int = 0
-    other: tuple[tuple[str, str | None], ...] = ()
+    read_only: bool = option(True, hides=Hides.NOTHING, reloads=False)
+    squash: Squash = option("root", hides=Hides.NOTHING, reloads=True)
+    anonuid: ServerId = option(DEFAULT_NOBODY, hides=Hides.NOTHING, reloads=True)
+    anongid: ServerId = option(DEFAULT_NOBODY, hides=Hides.NOTHING, reloads=True)
+    range_map: Sequence[RangeDef] = option((), hides=Hides.NOTHING, reloads=True)
+    cloak_list: Sequence[CloakDef] = option((), hides=Hides.IDS_AND_MODE, reloads=True)
+    exempt: tuple[ServerId, ...] = option((), hides=Hides.NOTHING, reloads=True)
+    no_client_cache: bool = option(False, hides=Hides.NOTHING, reloads=False)
+    groups: str | None = option(None, hides=Hides.NOTHING, reloads=False)
+    policy: str | None = option(None, hides=Hides.PLUG_IN, reloads=True)
+    views: tuple[ViewItem, ...] = option((), hides=Hides.NOTHING, reloads=False)
+    view_access: tuple[ClientId, ...] = option((), hides=Hides.NOTHING, reloads=False)
+    prefetch: str = option(DEFAULT_PREFETCH, hides=Hides.NOTHING, reloads=True)
+    prefetch_limits: Limits = option(Limits, hides=Hides.NOTHING, reloads=True)
+    probe_alarm: Rate | None = option(DEFAULT_ALARM, hides=Hides.NOTHING, reloads=True)
+    probe_delay: int = option(0, hides=Hides.NOTHING, reloads=True)
+    other: tuple[tuple[str, str | None], ...] = option((), hides=Hides.NOTHING, reloads=True)
+
+    def hiding(self, *by: Hides) -> list[str]:
+        """Return the options that are given, and by which objects are hidden in one of these ways."""
+        return [it.name for it in fields(self) if it.metadata["hides"] in by and getattr(self, it.name)]
+
+    @property
+    def hides(self) -> bool:
+        """Whether an option hides anything from any caller. What a plug-in does, only its `Policy` knows."""
+        return bool(self.hiding(Hides.IDS_AND_MODE, Hides.MORE))
+
+    @property
+    def may_hide(self) -> bool:
+        """Whether anything may be hidden from any caller, by an option or by a plug-in; True when in doubt."""
+        return self.hides or self.has_plugin
+
+    @property
+    def by_ids_and_mode(self) -> bool:
+        """Whether ids and modes alone decide who sees what, by `cloak_list` and `exempt`; False when in doubt."""
+        return not self.hiding(Hides.MORE, Hides.PLUG_IN)
+
+    @property
+    def has_plugin(self) -> bool:
+        """Whether a plug-in may decide anything. Which of its methods are its own, only its `Policy` knows."""
+        return self.policy is not None
 
     def condition(self, source: str) -> str | None:
         """Return where something must be mounted for this to be served (`mp`: on `source`, the tree itself).
@@ -57,6 +106,10 @@ class Options:
         """
         given = [value for name, value in self.other if name in CONDITIONS]
         return (given[0] or source) if given else None
+
+
+RELOADABLE = tuple(it.name for it in fields(Options) if it.metadata["reloads"])
+"""The fields that a daemon applies on a reload; a change of any other one needs a new mount."""
 
 
 @dataclass(frozen=True, slots=True)

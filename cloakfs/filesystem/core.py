@@ -276,7 +276,7 @@ class Core(pyfuse3.Operations):
 
     def _is_outside(self, view: View, who: Actor, obj: Object) -> bool:
         """Whether the object was moved out of the tree, if the check of visibility does not find out where it is."""
-        return not view.judges and who is not DAEMON and not self.nodes.is_in_tree(obj)
+        return not view.policy_hides and who is not DAEMON and not self.nodes.is_in_tree(obj)
 
     def _check_visibility(
         self, view: View, who: Actor, obj: Object, info: linux.Stat, checked: CheckedAncestors | None

@@ -220,7 +220,7 @@ class NameOperations(Core):
         if (
             name == b"."
             and (self.nodes.disconnected or not obj.filesystem.watched)
-            and not view.judges
+            and not view.policy_hides
             and not self.nodes.is_in_tree(obj)
         ):
             raise Stale
@@ -255,7 +255,7 @@ class NameOperations(Core):
             raise FUSEError(errno.EROFS)
         at = await self._enter(inode, ctx)
         self.nodes.require_room()
-        if at.view.judges and at.who is not DAEMON:
+        if at.view.policy_hides and at.who is not DAEMON:
             uid, gid = at.who.uid, at.who.gid
             if at.view.lower is not None:
                 at, (uid, gid) = await self._maker(at, inode, ctx)
@@ -511,7 +511,7 @@ class NameOperations(Core):
         if inode == ROOT and self.views.top:
             raise FUSEError(errno.EROFS)
         at = await self._enter(inode, ctx)
-        if not at.view.judges or at.who is DAEMON:
+        if not at.view.policy_hides or at.who is DAEMON:
             await self._do(at, partial(_remove_plain, call=call, name=name))
             await self.cache.removed(at.number, [(at.obj, name)])
             return
@@ -590,7 +590,7 @@ class NameOperations(Core):
             stack.callback(self.cache.complete_directories.invalidate, new.obj)
             stack.callback(self.cache.complete_directories.invalidate, old_obj)
             removed = None
-            if not new.view.judges or new.who is DAEMON:
+            if not new.view.policy_hides or new.who is DAEMON:
                 await self._do(new, partial(self._rename, old, name_old, name_new=name_new, flags=flags))
             else:
                 inodes = parent_inode_old, parent_inode_new

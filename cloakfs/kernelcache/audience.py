@@ -180,10 +180,8 @@ class Audiences:
     @staticmethod
     def is_visible_to_uid(view: View, uid: ServerId, info: linux.Stat) -> bool:
         """Whether the view shows an entry like this to all callers with this uid, whatever their groups are."""
-        cloak = view.cloak
-        if cloak is None or not view.forwards_by_mapping or view.lower is not None:
-            return False
-        return cloak.condition(info.st_mode, info.st_uid, info.st_gid).surely_admits(uid)
+        cloak = view.cloak_by_ids
+        return cloak is not None and cloak.condition(info.st_mode, info.st_uid, info.st_gid).surely_admits(uid)
 
     def is_still_visible(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
         """Whether what is cached of `obj`, and below it, for an audience of one may still be shown to it."""

@@ -18,7 +18,6 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from ..exportmode import LOCAL, ExportMode
-from ..policy import is_built_in
 from ..view import View
 
 LONG_SECONDS = 3600.0
@@ -241,14 +240,12 @@ def _per_caller(case: CacheCase) -> bool:
 
 def _by_cloak(case: CacheCase) -> bool:
     """Whether a caller sees what the cloak_list says, and each of its ids is mapped by itself."""
-    view = case.view
-    return _per_caller(case) and view.cloak is not None and view.forwards_by_mapping and view.lower is None
+    return _per_caller(case) and case.view.cloak_by_ids is not None
 
 
 def _by_plugin(case: CacheCase) -> bool:
     """Whether a plug-in says what it shows to all callers."""
-    says_so = case.view.lower is None and not is_built_in(case.view.policy, "same_for_all")
-    return _per_caller(case) and says_so and not _by_cloak(case)
+    return _per_caller(case) and case.view.says_same_for_all and not _by_cloak(case)
 
 
 def _tells_what_all_see(case: CacheCase) -> bool:
@@ -333,9 +330,15 @@ def _unnamed(case: CacheCase) -> Why:
     return _unreported(case)
 
 
+_BY_MORE = Why("who sees what does not follow from ids and modes alone")
+
+
 def _may_change(case: CacheCase) -> Why:
-    below = case.view.lower is not None
-    return Why("the mount below reports no changes" if below else "the plug-in may change its mind at any time")
+    if case.view.lower is not None:
+        return Why("the mount below reports no changes")
+    if not case.view.policy.is_plugin:
+        return _BY_MORE
+    return Why("the plug-in may change its mind at any time")
 
 
 def _enters(case: CacheCase) -> Why:
@@ -360,6 +363,8 @@ def _differs(case: CacheCase) -> Why:
     if case.view.lower is not None:
         return Why("the mount below reports no changes")
     if not _tells_what_all_see(case):
+        if not case.view.policy.is_plugin:
+            return _BY_MORE
         return Why("the plug-in does not say what it shows to all", "give it a method same_for_all")
     if not _posix(case):
         decider = "a file system above" if case.mounted.has_posix_rules else case.mounted.kind
@@ -521,7 +526,7 @@ class RuleTimeouts(NamedTuple):
         names, names_for_one, names_at_top: names of what the rows `Of.ALL_VIEWERS`, `Of.ONE` and `Of.TOP` are about.
         attributes, attributes_for_one, attributes_of_top: the same of attributes.
         of_directories: whether attributes of directories may be cached at all.
-        absent, absent_at_top, absent_if_complete: the same of absent names.
+        negative, negative_at_top, negative_if_complete: the same of absent names.
         listings: whether entries of complete directories may be cached.
         content: whether pages may, of files that are the same when they are opened again.
     """

@@ -238,7 +238,7 @@ def _greeted(line: bytes | bytearray) -> tuple[bool, bytes]:
 
 def _described(policy: Policy) -> dict[str, Any] | None:
     """Return what a client needs to stand in for a plug-in; None for the built-in policy."""
-    if type(policy) is Policy and not vars(policy).keys() & set(METHODS):
+    if not policy.is_plugin:
         return None
     methods = [method for method in METHODS if not is_built_in(policy, method)]
     return {"options": format_options(policy.options), "methods": methods, "hides": bool(policy.hides)}

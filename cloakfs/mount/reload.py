@@ -1,12 +1,13 @@
 """Reloads the options and the plug-in of a mount (SIGHUP): all changes or, if anything is wrong, none."""
 
 import logging
+from dataclasses import fields
 
 import trio
 
 from .. import linux
 from ..background.systemd import Supervisor
-from ..config.options import Options
+from ..config.options import RELOADABLE, Options
 from ..filesystem import Filesystem
 from ..fuse.attach import MountError
 from ..messages import shell_word
@@ -18,14 +19,10 @@ from .settings import Settings
 
 log = logging.getLogger(__name__)
 
-FIXED_BY_THE_MOUNT = {
-    "read_only": "ro or rw",
-    "groups": "groups",
-    "views": "views",
-    "view_access": "view_access",
-    "no_client_cache": "no_client_cache",
-}
-"""Fields of `Options` that a reload cannot change, with the option to name; a reload applies all other fields."""
+FIXED_BY_THE_MOUNT = tuple(field.name for field in fields(Options) if field.name not in RELOADABLE)
+"""Fields of `Options` that a reload cannot change; a reload applies all other fields."""
+
+_WORDS = {"read_only": "ro or rw"}  # fields that are not called like the option
 
 
 class Reloader:
@@ -114,10 +111,11 @@ class Reloader:
             MountError: an option has changed that a running daemon cannot change.
         """
         now, target = self._settings.options, self._settings.target
-        changed = [word for name, word in FIXED_BY_THE_MOUNT.items() if getattr(options, name) != getattr(now, name)]
+        changed = [name for name in FIXED_BY_THE_MOUNT if getattr(options, name) != getattr(now, name)]
         if changed:
+            words = ", ".join(_WORDS.get(name, name) for name in changed)
             hint = f"cloakfs umount {shell_word(target)}, and mount it again"
-            raise MountError(f"{', '.join(changed)}: only a new mount can change this ({hint})")
+            raise MountError(f"{words}: only a new mount can change this ({hint})")
 
 
 def log_exempt(target: str, options: Options) -> None:

@@ -174,7 +174,7 @@ def _manage_gids_warnings(mounts: Iterable[Mount]) -> list[Remark]:
             "case)",
         )
         for mount in mounts
-        if mount.options.range_map or mount.options.policy
+        if mount.options.range_map or mount.options.has_plugin
     ]
 
 

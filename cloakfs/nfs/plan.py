@@ -17,7 +17,7 @@ from typing import Literal
 
 from ..config.errors import Location, Remark
 from ..config.lint import conflicts
-from ..config.options import CONDITIONS, Export, Options
+from ..config.options import CONDITIONS, RELOADABLE, Export, Options
 from ..config.values import host_of
 from ..config.viewitems import Ids, Range, User, ViewItem
 from . import root
@@ -232,8 +232,7 @@ def _for_knfsd(options: Options) -> Options:
 def _warnings(entry: Export, server: ServerKind) -> list[str]:
     options = entry.options
     said = []
-    hides = bool(options.cloak_list or options.policy)
-    if server == "knfsd" and not _is_fixed(options) and hides and not _has_one_user(options):
+    if server == "knfsd" and not _is_fixed(options) and options.may_hide and not _has_one_user(options):
         if not options.no_client_cache:
             said.append(
                 "a client with several users keeps one cache for all of them, and shows one user's names to another; "
@@ -251,7 +250,7 @@ def _warnings(entry: Export, server: ServerKind) -> list[str]:
         said.append(
             f"the kernel lets a client's root do anything with files that others hold open, and cloakfs cannot know "
             f"whether {options.policy} does, too; client uid {root.stand_in(options, 'uid')} is used in place of root"
-            if options.policy
+            if options.has_plugin
             else "the kernel lets a client's root do anything with files that others hold open; root is therefore "
             "nobody, unless range_map maps another client id to the same identity"
         )
@@ -338,13 +337,6 @@ def _network(client: str) -> IPv4Network | IPv6Network | None:
         return None
 
 
-# The options that a daemon applies on a reload; any other change needs a new mount.
-RELOADABLE = (
-    "range_map", "cloak_list", "exempt", "policy", "squash", "anonuid", "anongid", "prefetch", "prefetch_limits",
-    "probe_alarm", "probe_delay", "other",
-)  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True)
 class PlanChange:
     """How the mounts of one plan become those of another. Mounts that stay as they are do not appear.
@@ -389,7 +381,7 @@ def compare(old: Mapping[str, Mount], new: Iterable[Mount], running: Container[s
         added=tuple(mount for name, mount in wanted.items() if name not in old),
         removed=tuple(before for name, before in old.items() if name not in wanted),
         reloaded=tuple(mount for before, mount in live if before != mount),
-        reread=tuple(mount for before, mount in live if before == mount and mount.options.policy is not None),
+        reread=tuple(mount for before, mount in live if before == mount and mount.options.has_plugin),
         renewed=tuple(mount for _, mount in renewed),
         withdrawn=tuple(before for before, mount in renewed if _changes_server_checks(before, mount)),
     )

@@ -19,12 +19,12 @@ def is_root(options: Options) -> bool:
     """
     if options.views:
         return True
-    return options.policy is None and _ids(options, "uid").forward(_ROOT) == 0
+    return not options.has_plugin and _ids(options, "uid").forward(_ROOT) == 0
 
 
 def single_identity(options: Options) -> tuple[ServerId, ServerId] | None:
     """Return the uid and gid that serve every caller (`all_squash`); None if callers may have different identities."""
-    if options.squash != "all" or options.range_map or options.policy or options.views:
+    if options.squash != "all" or options.range_map or options.has_plugin or options.views:
         return None
     return options.anonuid, options.anongid
 
@@ -55,7 +55,7 @@ def keeps_identity(options: Options) -> bool:
     """Whether the kernel's server serves client root as the identity that the options give it."""
     if is_root(options) or single_identity(options) is not None:
         return True
-    if options.policy is not None:
+    if options.has_plugin:
         return False
     uids = _ids(options, "uid")
     return uids.forward(stand_in(options, "uid")) == uids.forward(_ROOT)
@@ -69,7 +69,7 @@ def stand_in(options: Options, kind: Kind) -> ClientId:
     """
     ids = _ids(options, kind)
     server = ids.forward(_ROOT)
-    if kind == "gid" and server == 0 and options.policy is None:
+    if kind == "gid" and server == 0 and not options.has_plugin:
         return _ROOT
     # A run of client ids with the same server id begins at 1, at nobody, or where a definition begins or ends. A `map`
     # makes no runs, but may lead to the same server id as another definition.

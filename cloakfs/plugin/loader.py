@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config.options import Options
 from ..messages import UserError
-from ..policy import METHODS, Policy, is_built_in
+from ..policy import METHODS, Policy, may_hide
 
 
 class PolicyError(UserError, ValueError):
@@ -73,5 +73,5 @@ def _adopt(plugin: Any, options: Options) -> Policy:
     for method in METHODS:
         if hasattr(plugin, method):
             setattr(policy, method, getattr(plugin, method))
-    policy.hides = policy.hides or not is_built_in(policy, "visible")
+    policy.hides = may_hide(policy)
     return policy

@@ -70,8 +70,8 @@ class Finder:
             return self._find_unknown(at, name, to_search)  # perhaps an excluded mount
         info = at.info if statx is None else statx[0]
         obj = self._nodes.at_place(directory, name, info)
-        cloak = view.cloak
-        if view.hides and who is not DAEMON and cloak is not None and view.lower is None:
+        cloak = view.sole_cloak
+        if view.hides and who is not DAEMON and cloak is not None:
             of_stat = cloak.condition(info.st_mode, info.st_uid, info.st_gid)
             condition = of_stat if statx is not None else cloak.condition_of_absent
             if not condition.admits(who.uid, who.has_group):

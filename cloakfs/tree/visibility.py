@@ -203,7 +203,7 @@ def _note_hidden_by_lower(mount: str, name: bytes, obj: Object | None = None) ->
 
 def _policy_shows(view: View, who: Actor, name: bytes, info: linux.Stat, fd: int) -> bool:
     """Whether this mount's own policy shows `who` the entry `name`, to which `fd` refers."""
-    if not view.judges:
+    if not view.policy_hides:
         return True
     cloak = view.cloak
     if cloak is None:
@@ -338,7 +338,7 @@ class Visibility:
             if lower is not None and not lower.is_visible_to(who, nodes.fd(obj), info):
                 return _HIDDEN
             to_query = to_query if lower is None else None  # the lower mount has checked all directories above, too
-            if obj is nodes.root or not (to_query or view.judges):
+            if obj is nodes.root or not (to_query or view.policy_hides):
                 return _VISIBLE
             if known is not None and obj in known:
                 return _VISIBLE if known[obj] else _HIDDEN

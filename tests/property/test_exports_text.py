@@ -1,7 +1,9 @@
 """Any text in a file is read as the grammar says and printed back, or is an error."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,26 +84,30 @@ sizes = st.builds(
 counts = st.integers(1, 9_999_999)
 limits = st.builds(Limits, window=sizes, file=sizes, total=sizes, files=counts, cursors=counts)
 
-options = st.builds(
-    Options,
-    read_only=st.booleans(),
-    squash=st.sampled_from(["root", "none", "all"]),
-    anonuid=ids,
-    anongid=ids,
-    range_map=st.lists(range_defs(), max_size=4).map(tuple),
-    cloak_list=st.lists(cloak_defs, max_size=4).map(tuple),
-    exempt=st.lists(ids, max_size=3, unique=True).map(tuple),
-    no_client_cache=st.booleans(),
-    groups=st.none() | groups,
-    policy=st.none() | paths.map(lambda path: f"{path}x.py:Class") | st.just("package.module:Class"),
-    prefetch=st.sampled_from(["off", *HEURISTICS]),
-    prefetch_limits=st.just(Limits()) | limits,
-    probe_alarm=st.none() | st.builds(Rate, st.integers(1, 9999), st.sampled_from([1, 60, 3600])),
-    probe_delay=st.integers(0, 5000),
-    views=st.lists(views, max_size=4, unique=True).map(tuple),
-    view_access=st.lists(ids, max_size=3, unique=True).map(tuple),
-    other=others(),
-)
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "read_only": st.booleans(),
+    "squash": st.sampled_from(["root", "none", "all"]),
+    "anonuid": ids,
+    "anongid": ids,
+    "range_map": st.lists(range_defs(), max_size=4).map(tuple),
+    "cloak_list": st.lists(cloak_defs, max_size=4).map(tuple),
+    "exempt": st.lists(ids, max_size=3, unique=True).map(tuple),
+    "no_client_cache": st.booleans(),
+    "groups": st.none() | groups,
+    "policy": st.none() | paths.map(lambda path: f"{path}x.py:Class") | st.just("package.module:Class"),
+    "prefetch": st.sampled_from(["off", *HEURISTICS]),
+    "prefetch_limits": st.just(Limits()) | limits,
+    "probe_alarm": st.none() | st.builds(Rate, st.integers(1, 9999), st.sampled_from([1, 60, 3600])),
+    "probe_delay": st.integers(0, 5000),
+    "views": st.lists(views, max_size=4, unique=True).map(tuple),
+    "view_access": st.lists(ids, max_size=3, unique=True).map(tuple),
+    "other": others(),
+}
+options = st.builds(Options, **FIELDS)
+
+
+def test_each_option_is_tried() -> None:
+    assert FIELDS.keys() == {field.name for field in fields(Options)}
 
 
 def place(export: Export) -> tuple[list[str], str]:

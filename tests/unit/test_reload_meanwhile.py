@@ -1,6 +1,5 @@
 """A request that had to wait is served by the policy in force when it continues; and what a reload changes."""
 
-from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,10 +7,7 @@ import pytest
 import trio
 from pyfuse3 import InodeT
 
-from cloakfs.config.options import Options
 from cloakfs.filesystem.callers import Callers
-from cloakfs.mount.reload import FIXED_BY_THE_MOUNT
-from cloakfs.nfs.plan import RELOADABLE
 from cloakfs.policy import Policy
 from cloakfs.tree.objects import Stale
 from cloakfs.view import View
@@ -48,10 +44,3 @@ def test_the_new_policy_decides() -> None:
 def test_a_view_that_is_gone_is_stale() -> None:
     with pytest.raises(Stale):
         served(None)
-
-
-def test_the_guard_has_daemons_reload_nothing_that_they_refuse() -> None:
-    """Each option is either fixed by the mount or taken over."""
-    names = {field.name for field in fields(Options)}
-    assert not FIXED_BY_THE_MOUNT.keys() & set(RELOADABLE)
-    assert names == FIXED_BY_THE_MOUNT.keys() | set(RELOADABLE)

@@ -264,7 +264,7 @@ def test_over_another_cloakfs_mount_anything_may_be_hidden_and_no_promise_holds(
     lower: Any = object()
     over = view(lower=lower)
     assert over.hides
-    assert not over.judges
+    assert not over.policy_hides
     assert over.visible(ANN, DIRECTORY)  # as far as the policy goes
     assert over.show(DIRECTORY) == (0o040755, 1002, 50, 1)
     promising = with_methods(visible=lambda caller, attrs: True, same_for_all=lambda attrs: True)

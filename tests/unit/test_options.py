@@ -1,0 +1,156 @@
+"""Each option of exports.d is known in all places that have to know it.
+
+Whoever adds an option adds a row to the tables here. Then the tests say which place does not know it yet.
+"""
+
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pytest
+
+from cloakfs.config.errors import Location
+from cloakfs.config.optionnames import FAMILY
+from cloakfs.config.options import RELOADABLE, Export, Hides, Options, option
+from cloakfs.config.parse import parse_options
+from cloakfs.config.render import format_export, format_options
+from cloakfs.exportmode import LOCAL
+from cloakfs.identity import Caller, ServerId
+from cloakfs.kernelcache.cachepolicy import CacheCase, MountTraits, TreeMount, evaluate, facts
+from cloakfs.nfs.plan import plan
+from cloakfs.policy import Attrs, Policy
+from cloakfs.reasons import reason_of
+from cloakfs.view import View
+
+TOP = Path(__file__).parents[2]
+DOCUMENT = (TOP / "docs/exports.md").read_text()
+NAMES = [field.name for field in fields(Options)]
+
+GIVEN = {
+    "read_only": "rw",
+    "squash": "all_squash",
+    "anonuid": "anonuid=5",
+    "anongid": "anongid=5",
+    "range_map": "range_map = uid 1 9 map 1001",
+    "cloak_list": "cloak_list = uid +000 0 -1",
+    "exempt": "exempt = 5",
+    "no_client_cache": "no_client_cache",
+    "groups": "groups=database",
+    "policy": "policy=x.py:X",
+    "views": "views = ann",
+    "view_access": "view_access = 5",
+    "prefetch": "prefetch=off",
+    "prefetch_limits": "prefetch_total=5M",
+    "probe_alarm": "probe_alarm=off",
+    "probe_delay": "probe_delay=5",
+    "other": "sec=krb5",
+}
+"""For each field of `Options`, an option that sets it, in the form in which it is printed."""
+
+HIDDEN = {"cloak_list": "uid +000 0 -1 hides it (no bit of the mask met)"}
+"""For each option that hides something by itself: why a file is hidden by the one in `GIVEN`."""
+
+ANN = Caller(ServerId(1), ServerId(1), frozenset({ServerId(1)}))
+OTHERS = Attrs("secret", 0o100644, ServerId(2), ServerId(2))
+
+
+@dataclass(frozen=True, slots=True)
+class WithNames(Options):
+    """Options as they would be if another one hid objects by their names."""
+
+    hide_names: tuple[str, ...] = option((), hides=Hides.MORE, reloads=True)
+
+
+BY_NAMES = WithNames(hide_names=("secret",))
+
+
+def given(name: str) -> Options:
+    return parse_options(GIVEN[name], read_only=True)[0]
+
+
+def export(options: Options) -> Export:
+    return Export("/x", "*", options, Location("f", 1, 1))
+
+
+def warnings(options: Options) -> str:
+    return " ".join(map(str, plan([export(options)], "knfsd", "/srv").warnings))
+
+
+def hiding(*by: Hides) -> set[str]:
+    return {field.name for field in fields(Options) if field.metadata["hides"] in by}
+
+
+def test_the_tables_are_complete() -> None:
+    assert GIVEN.keys() == set(NAMES)
+    assert HIDDEN.keys() == hiding(Hides.IDS_AND_MODE, Hides.MORE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_option_is_read_and_printed(name: str) -> None:
+    options = given(name)
+    assert getattr(options, name) != getattr(Options(), name)
+    assert GIVEN[name] in format_options(options).split(",")
+    assert re.sub(r"\\\n\s*", "", GIVEN[name]) in re.sub(r"\\\n\s*", "", format_export(export(options)))
+
+
+@pytest.mark.parametrize("name", sorted(FAMILY))
+def test_an_option_is_documented(name: str) -> None:
+    assert re.search(rf"`[^`]*\b{name}\b[^`]*`", DOCUMENT)
+
+
+@pytest.mark.parametrize("options", [given("cloak_list"), given("policy"), BY_NAMES], ids=["rule", "plug-in", "names"])
+def test_clients_that_share_a_cache_are_warned_of(options: Options) -> None:
+    """Whatever hides something from some callers, one user of a client may be shown what is another's."""
+    assert options.may_hide
+    assert "keeps one cache for all of them" in warnings(options)
+
+
+def test_nothing_is_hidden_otherwise() -> None:
+    for name in set(NAMES) - hiding(Hides.IDS_AND_MODE, Hides.MORE, Hides.PLUG_IN):
+        options = given(name)
+        assert not options.may_hide
+        assert options.by_ids_and_mode
+        assert not Policy(options).hides
+        assert "keeps one cache for all of them" not in warnings(options)
+
+
+@pytest.mark.parametrize("options", [given("cloak_list"), BY_NAMES], ids=["rule", "names"])
+def test_a_view_knows_that_something_is_hidden(options: Options) -> None:
+    view = View(Policy(options))
+    assert view.hides
+    assert view.policy_hides
+    found = evaluate(CacheCase(MountTraits(mode=LOCAL), view, TreeMount("/x", "ext4")))
+    assert (found.negative, found.negative_at_top) == (0, 0)
+
+
+def test_what_is_hidden_by_more_than_ids_and_modes_is_not_cached() -> None:
+    view = View(Policy(BY_NAMES))
+    assert not BY_NAMES.by_ids_and_mode
+    assert view.cloak is view.sole_cloak is view.cloak_by_ids is None
+    assert not view.same_for_all(OTHERS)
+    assert not view.policy.same_for_all(OTHERS)
+    found = evaluate(CacheCase(MountTraits(mode=LOCAL), view, TreeMount("/x", "ext4")))
+    assert (found.names, found.names_for_one, found.attributes, found.attributes_for_one) == (0, 0, 0, 0)
+    assert found.negative_if_complete == 0
+    assert not View(Policy(BY_NAMES), ANN).is_steady
+
+
+@pytest.mark.parametrize("fixed", [None, ANN])
+def test_status_says_why_not(fixed: Caller | None) -> None:
+    said = facts(MountTraits(fixed=fixed is not None), View(Policy(BY_NAMES), fixed), [TreeMount("/x", "ext4")])
+    reasons = {fact.reason for fact in said}
+    assert "who sees what does not follow from ids and modes alone" in reasons
+    assert not any("plug-in" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("name", sorted(HIDDEN))
+def test_a_reason_is_given(name: str) -> None:
+    policy = Policy(given(name))
+    assert not policy.visible(ANN, OTHERS)
+    verdicts = policy.cloak.judge(OTHERS.mode, OTHERS.uid, OTHERS.gid, ANN.uid, ANN.groups)
+    assert reason_of(policy, ANN, OTHERS, verdicts, is_root=False, is_shown=True) == HIDDEN[name]
+
+
+def test_what_a_reload_changes() -> None:
+    """The others are of the mount itself."""
+    assert set(NAMES) - set(RELOADABLE) == {"read_only", "groups", "views", "view_access", "no_client_cache"}
