@@ -246,7 +246,7 @@ class IdMap:
         reversible = [at for at, makes_nobody in enumerate(nobodies) if not makes_nobody]
         self._of_reverse = array("i", reversible)
         self._reverse = FirstMatch([ranges[at] for at in reversible])
-        # The reversible ones by their first server id, with the last server id of any until there: see `is_sole`.
+        # The reversible ones by their first server id, with the last server id of any up to it, for `is_sole`.
         by_low = sorted(reversible, key=lambda at: ranges[at])
         self._by_low = (
             array("i", by_low),
@@ -274,7 +274,7 @@ class IdMap:
         """Return the client id that is shown for server_id; nobody's if there is none.
 
         A squash shows the first client id of its range [SZ Figure 1]. The user with this id on a client need not
-        become server_id, for example in an open table, or where definitions overlap: see `counterpart`.
+        become server_id, for example in an open table, or where definitions overlap (`counterpart`).
         """
         if not self.closed:
             return ClientId(server_id) if 0 <= server_id <= MAX_ID else ClientId(self.nobody)

@@ -71,7 +71,7 @@ class MountOptions:
         fsname: the source that the mount table shows instead of the real tree.
         exports: the exports.d file from which the options of the export come, as with `--exports`.
         client: the entry in that file, as with `--client`.
-        remount: change a mount that is there (`remount`).
+        remount: change an existing mount (`remount`).
         restart: mount again if the daemon dies.
         restarts: how many times that has happened (`restarted=N`, which the reaper alone gives).
         log: where the log of a mount in the background goes: a file, or `syslog`.
@@ -232,9 +232,9 @@ class Attached:
         return bool(session.poll(0))
 
     def is_on_top(self) -> bool:
-        """Whether its path leads to it: it is still mounted there, and nothing else on top of it."""
-        there = (number for number, place in reversed(mountinfo.by_id().items()) if place.path == self.target)
-        return next(there, None) == self.mount_id
+        """Whether its path leads to it: it is still mounted, and nothing else on top of it."""
+        at_target = (number for number, place in reversed(mountinfo.by_id().items()) if place.path == self.target)
+        return next(at_target, None) == self.mount_id
 
     def detach(self) -> None:
         """Detach the mount at once; processes that have it open hold it until they close it.

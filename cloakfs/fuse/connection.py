@@ -24,7 +24,7 @@ def open_control(device: str, name: str, flags: int) -> int:
     """Open a file of the connection whose file system has this device (`mountinfo.Place`).
 
     A file system for this is mounted apart, in no process's view. Where that cannot be, as in a container, the
-    machine's is used, if it is there.
+    machine's is used, if any.
     """
     major, _, minor = device.partition(":")
     number = int(major) << _MINOR_BITS | int(minor)

@@ -156,7 +156,7 @@ def _our_user_namespace() -> str:
 
 
 def is_proc_ours() -> bool:
-    """Whether /proc shows the process ids of this pid namespace (pid_namespaces(7)): if not, they mean others there."""
+    """Whether /proc shows the process ids of this pid namespace (pid_namespaces(7)), not those of another."""
     try:
         return ownfiles.readlink("/proc/self") == str(os.getpid())
     except OSError:

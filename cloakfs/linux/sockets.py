@@ -9,7 +9,7 @@ from .credentials import as_daemon
 
 @as_daemon
 def listen(path: str, *, mode: int | None = None, backlog: int = socket.SOMAXCONN) -> socket.socket:
-    """Return a stream socket that listens at `path`, in place of one that was left there.
+    """Return a stream socket that listens at `path`, in place of one that was left at `path`.
 
     Args:
         path: where.

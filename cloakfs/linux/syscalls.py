@@ -123,7 +123,7 @@ def may_access(fd: int, mode: int) -> bool:
 
 
 def require_access(fd: int, mode: int) -> None:
-    """Check the same.
+    """Raise unless the thread's file-system identity may access what `fd` refers to (faccessat2(2), AT_EACCESS).
 
     Raises:
         OSError: it may not; EPERM if no caller may write, because the file is immutable (chattr(1)).
@@ -207,7 +207,7 @@ def statx(fd: int, name: bytes = b"") -> tuple[Stat, int]:
 
 
 def statx_if_there(fd: int, name: bytes) -> tuple[Stat, int] | None:
-    """Do the same for a name, or return None if there is no such name. An exception would take as long as the call."""
+    """Return what `statx` does for a name, None if it is absent. An exception would take as long as the call."""
     buffer = _statx_buffer
     if _statx(fd, name, _STATX_NAME, _STATX_WANTED, buffer.address) < 0:
         code = ctypes.get_errno()

@@ -91,7 +91,7 @@ def find_handle(mount_fd: int, handle: bytes, flags: int = 0) -> int:
 
 
 def statx(who: Credentials, at: int, name: bytes) -> tuple[Stat, int]:
-    """Return the stat of the entry `name` of the directory `at`, and the id of its mount; see `linux.statx`."""
+    """Return the stat of the entry `name` of the directory `at`, and the id of its mount (`linux.statx`)."""
     if who is not ANY_CREDENTIALS:
         assume(who)
     return linux.statx(at, name)
@@ -117,7 +117,7 @@ def fstat_as(who: Credentials, fd: int) -> Stat:
 
 
 def path_of(fd: int) -> bytes:
-    """Return the path on this machine at which the kernel believes it to be; by now something else may be there."""
+    """Return the path on this machine at which the kernel believes it to be; by now that may lead to something else."""
     assume(ROOT)
     return os.readlink(_path(fd).encode())
 
@@ -135,7 +135,7 @@ def require_access(who: Credentials, fd: int, mode: int) -> None:
 
 
 def getdents(who: Credentials, fd: int, size: int = 32768) -> list[tuple[bytes, int, int]]:
-    """See `linux.getdents`."""
+    """Return the next batch of entries of the directory: (name, cookie, DT_…), as `linux.getdents` yields them."""
     assume(who)
     return list(linux.getdents(fd, size))
 
@@ -299,7 +299,7 @@ def ftruncate(who: Credentials, fd: int, size: int) -> None:
 
 
 def utimens(who: Credentials, fd: int, atime: int | When, mtime: int | When) -> None:
-    """See `linux.utimens`. To set both to now needs fewer rights than anything else."""
+    """Set the times of what `fd` refers to (`linux.utimens`). To set both to now needs fewer rights than others."""
     assume(who)
     linux.utimens(fd, atime, mtime)
 

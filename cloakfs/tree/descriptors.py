@@ -32,7 +32,7 @@ class Descriptors:
         max_fds: how many to cache at most.
 
     Attributes:
-        max_fds: see above.
+        max_fds: how many to cache at most.
     """
 
     def __init__(self, mounts: TreeMounts, max_fds: int) -> None:

@@ -190,7 +190,7 @@ def _waits_of_this_thread() -> int:
 
 
 def identity(fd: int, kind: str) -> int | str:
-    """Return what distinguishes the file system of `fd` (O_PATH) from one mounted there later; 0 if nothing does."""
+    """Return what distinguishes the file system of `fd` (O_PATH) from a later one at its place; 0 if nothing does."""
     if kind in _KNOWN_BY_ID:
         return calls.fstatvfs(fd).f_fsid
     if kind == _LOST_WITH_THE_BOOT:
@@ -221,7 +221,7 @@ def key(inside: str, kind: str, identity: int | str) -> str:
 def former_key(inside: str, kind: str, identity: int | str) -> str | None:
     """Return the key that the index of 0.1.0 used for it, if that was a different one.
 
-    The entries from then are assumed to belong to the file system that is there now.
+    The entries from then are assumed to belong to the file system that is mounted now.
     """
     return key(inside, kind, 0) if kind in ("xfs", _LOST_WITH_THE_BOOT) and identity else None
 

@@ -170,20 +170,20 @@ class Index:
         self._failure: sqlite3.Error | None = None  # of the batch
 
     def _require_own_file(self) -> None:
-        """Make the file unless it is there.
+        """Make the file unless it exists.
 
         Raises:
             OSError: it cannot be opened, or others could write to it: they could choose who gets which file handle.
         """
         fd = ownfiles.open_fd(self._path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
         try:
-            there = ownfiles.fstat(fd)
+            info = ownfiles.fstat(fd)
         finally:
             os.close(fd)
-        if not stat.S_ISREG(there.st_mode):
+        if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", self._path)
-        if there.st_uid != os.geteuid() or stat.S_IMODE(there.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
-            raise PermissionError(errno.EPERM, f"uid {there.st_uid} or others may write to it", self._path)
+        if info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError(errno.EPERM, f"uid {info.st_uid} or others may write to it", self._path)
 
     def _opened(self, path: str) -> Database:
         db = database.connect(path, timeout=10)
@@ -438,8 +438,8 @@ class Index:
         )
         if not rows:
             return None
-        *row, there = rows[0]
-        if there == value:
+        *row, stored = rows[0]
+        if stored == value:
             return tuple(row)
         exc = sqlite3.DatabaseError(f"is damaged (an entry of {table} leads to another one)")
         if not self._behind:
@@ -528,7 +528,7 @@ class Index:
     def made(self, handle: bytes, parent: int, name: bytes) -> int | None:
         """Return a number for an object that was just made as `name` in `parent`, which no caller can have seen.
 
-        The database is not touched: a file that is soon removed never gets there. The result is None if numbers have
+        The database is not touched: a file that is soon removed never gets into it. The result is None if numbers have
         to be durable before they are given: `object` has to be called then.
         """
         if not self._behind:

@@ -59,8 +59,8 @@ class Locator:
         self._descriptors = descriptors
         self._registry = registry
         self._prefaulted: Mapping[tuple[int, bytes], tuple[int, int]] = {}
-        self._inside: set[tuple[int, int]] = set()  # directories seen below the root, valid for a moment
-        self._inside_until = 0.0
+        self._below_root: set[tuple[int, int]] = set()  # directories seen below the root, valid for a moment
+        self._below_root_until = 0.0
         self._certain: set[Object] = set()  # objects found in their places where no changes are reported
         self._certain_until = 0.0
 
@@ -314,7 +314,7 @@ class Locator:
         """
         parent: Object | None = obj.parent
         if parent is None or not self.is_child(obj, parent):
-            parent = self._above(obj) if self._was_inside(obj) else None
+            parent = self._above(obj) if self._was_below_root_just_now(obj) else None
         if parent is None:
             self._registry.displace(obj)
             return
@@ -350,7 +350,7 @@ class Locator:
             return obj
         if obj.filesystem.by_threads:
             return obj.parent if obj.parent is not None and self.is_child(obj, obj.parent) else None
-        return self._above(obj) if self._was_inside(obj) else None
+        return self._above(obj) if self._was_below_root_just_now(obj) else None
 
     def _above(self, obj: Object) -> Object:
         fd, _ = self._mounts.open_above(self._descriptors.fd(obj))
@@ -360,7 +360,7 @@ class Locator:
             return known
         return self._registry.resolve(fd, None, b"")
 
-    def _was_inside(self, obj: Object) -> bool:
+    def _was_below_root_just_now(self, obj: Object) -> bool:
         """Whether this directory was below the root a moment ago.
 
         For callers that go on to the top anyway, level by level (so does the kernel when it makes sense of a handle):
@@ -368,12 +368,12 @@ class Locator:
         meanwhile.
         """
         now = time.monotonic()
-        if now > self._inside_until:
-            self._inside.clear()
-            self._inside_until = now + _MOMENT
-        return self._descriptors.inode_of(obj) in self._inside or self._is_inside(obj)
+        if now > self._below_root_until:
+            self._below_root.clear()
+            self._below_root_until = now + _MOMENT
+        return self._descriptors.inode_of(obj) in self._below_root or self._is_still_below_root(obj)
 
-    def _is_inside(self, obj: Object) -> bool:
+    def _is_still_below_root(self, obj: Object) -> bool:
         """Whether this directory is still below the root of the tree."""
         return self._is_below_root(calls.dup(self._descriptors.fd(obj)))
 
@@ -385,7 +385,7 @@ class Locator:
             inode = dev_ino(calls.statx_fd(fd)[0])
             for _ in range(self._most_levels):
                 if inode == root:
-                    self._inside.update(passed)
+                    self._below_root.update(passed)
                     return True
                 passed.append(inode)
                 try:

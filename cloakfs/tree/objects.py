@@ -70,7 +70,7 @@ unused_descriptors: deque[int] = deque()
 
 
 class Descriptor:
-    """A cached descriptor (O_PATH) of an object, and what is known only for as long as there is one: see `descriptors`.
+    """A cached descriptor (O_PATH) of an object, and what is known only for as long as there is one (`descriptors`).
 
     It is closed when nothing refers to this any more: neither the object, nor a request that is being served.
 
@@ -148,25 +148,25 @@ class Object:
         self.handle = handle  # the number of its mount (4 bytes), then the handle that its file system gives it
         self.filesystem = filesystem
 
-        # What refers to it: see `registry`.
+        # What refers to it (`registry`).
         self.lookups = 0  # beside these, the clients that have it open: `open_files`
 
-        # Its last known place: see `registry` and `locate`.
+        # Its last known place (`registry`, `locate`).
         self.parent: Directory | None = None
         self.name = b""
         self.checked = NEVER  # the ctime at which `parent` and `name` were true
 
         self.descriptor: Descriptor | None = None
 
-        # Who knows of it: see `kernelcache.audience`.
+        # Who knows of it (`kernelcache.audience`).
         self.audience = NO_VIEWER
         self.cached_for_one = False  # `cached_in` holds for the audience alone
 
-        # What the kernel caches of it: see `kernelcache.timeouts`.
+        # What the kernel caches of it (`kernelcache.timeouts`).
         self.cached_in = _NO_VIEWS  # numbers of the views in which the kernel caches more than one answer
-        self.absent_xattrs: AbsentXattrs | None = None  # see `kernelcache.invalidation`
+        self.absent_xattrs: AbsentXattrs | None = None  # `kernelcache.invalidation`
         self.cache_epoch = 0  # the epoch of the kernel's cache that `cached_in` and `public_in` belong to
-        # Like `cached_in`, but never reset, and including what is below: see `Registry.hold`.
+        # Like `cached_in`, but never reset, and including what is below (`Registry.hold`).
         self.ever_cached_in = _NO_VIEWS
         self.reported_size = 0  # the size that the kernel believes a file to have in the view with number 0
 
@@ -190,7 +190,7 @@ class Object:
 
     @property
     def open_files(self) -> Sequence[int]:
-        """The descriptors with which clients have it open, each of which refers to it: see `registry`."""
+        """The descriptors with which clients have it open, each of which refers to it (`registry`)."""
         return () if self.rare is None else self.rare.open_files or ()
 
     @property
@@ -255,19 +255,19 @@ class Directory(Object):
     def __init__(self, number: int, handle: bytes, filesystem: MountedFilesystem) -> None:
         super().__init__(number, handle, filesystem)
 
-        # What is in it: see `registry`.
+        # What is in it (`registry`).
         self.pins = 0  # the number of known names in it
         self.children = None  # the objects whose place this is, by name
         self.strays = None  # the objects whose place this is, too, but to which `children` does not lead
         self.further = None  # further names in it, of objects whose place is another
 
-        # Who may see it: see `accesspath` and `visibility`.
+        # Who may see it (`accesspath`, `visibility`).
         self.verified_epoch = -1  # the `Registry.epoch` with which its place, and who sees it, were verified
         self.condition = None
         self.access_path = None  # who may search all directories down to it
         self.no_acl_since = NEVER  # `verified_epoch` when it had no ACL. It has none as long as both are the same.
 
-        # What the kernel caches of it: see `kernelcache.audience`, `kernelcache.complete`, `kernelcache.timeouts`.
+        # What the kernel caches of it (`kernelcache.audience`, `kernelcache.complete`, `kernelcache.timeouts`).
         self.has_names_for_one = False  # the kernel may cache names in it that its audience alone may know
         self.proof = None
         self.public_in = _NO_VIEWS  # of `cached_in`, the views in which all may search it, and all directories above

@@ -36,7 +36,7 @@ class Prefaulted(NamedTuple):
 
     Attributes:
         opened: objects and their descriptors, by number.
-        moved: directories that are no longer where they were, each with a descriptor of its parent and its name there.
+        moved: directories that are no longer where they were, each with a descriptor of its parent and its name.
         inodes: st_dev and st_ino of what was found, by number of the directory, and name.
     """
 
@@ -63,7 +63,7 @@ class Prefaulter:
         todo = [obj]
         while todo:
             at = todo.pop()
-            # A verified directory need not be prefaulted, nor, mostly, what is above it (see `visibility.AccessPaths`).
+            # A verified directory need not be prefaulted, nor, mostly, what is above it (`visibility.AccessPaths`).
             is_verified = at is not obj and at.verified_epoch == self._registry.epoch and not at.filesystem.by_threads
             if at in found or is_verified or not self._mounts.waits(at):
                 continue

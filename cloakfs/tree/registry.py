@@ -66,9 +66,9 @@ def is_entry(obj: Object, parent: Object, name: bytes) -> bool:
 
 
 def unlist(parent: Object, name: bytes) -> None:
-    """Record that something happened to this name: it leads nowhere, or to an object that has yet to be found there.
+    """Record that something happened to this name: it leads nowhere, or to an object that has yet to be found.
 
-    What was found there keeps this as its last known place, which is verified before it is used.
+    The object that it led to retains this as its last known place, which is verified before it is used.
     """
     children = parent.children
     if children is not None and name in children:
@@ -85,10 +85,10 @@ def entry(parent: Object, name: bytes) -> Object | None:
     return obj
 
 
-def part(obj: Object, parent: Directory) -> Directory | None:
-    """If `parent` was thought to be below `obj`, undo that as outdated: no directory can be below itself.
+def break_cycle(obj: Object, parent: Directory) -> Directory | None:
+    """Prepare to place `obj` in `parent`: if `parent` was recorded below `obj`, break that cycle as outdated.
 
-    It must be done before `obj` is placed in `parent`. Returns the directory that has no place any more.
+    Return the directory that has no place any more by that, if any.
     """
     if not isinstance(obj, Directory) or not obj.pins:
         return None
@@ -350,7 +350,7 @@ class Registry:
     def _place(self, obj: Object, parent: Object, name: bytes) -> None:
         directory = as_directory(parent)
         if obj.pins:
-            parted = part(obj, directory)
+            parted = break_cycle(obj, directory)
             if parted is not None:
                 self.disconnected[parted] = None
                 self.on_moved(parted)

@@ -114,7 +114,7 @@ class Views:
 
     Attributes:
         policy: the policy in force.
-        lower: see above.
+        lower: the cloakfs mount in which the tree lies, if any.
         top: whether the views are `@NAME` directories, so that the root of the mount only lists them.
         fixed: whether the views are fixed.
         get: returns the view with a number, or None if this mount does not have it (yet). Every request calls it.
@@ -267,7 +267,7 @@ class Views:
         If the database fails to say, the view stays, but loses the supplementary groups.
 
         Args:
-            changed: see above.
+            changed: called after each such change.
             seconds: how long a change in the user database may take to reach a view that is named by user.
         """
         import trio  # noqa: PLC0415  (as above)

@@ -379,7 +379,7 @@ class Visibility:
         return _VISIBLE_WITHOUT_ACL if directory.no_acl_since == directory.verified_epoch else _VISIBLE
 
     def _visible_in(self, view: View, who: Actor, obj: Object, info: linux.Stat) -> list[Object]:
-        """Return the directories in which `who` may see the object, by the name that it has there."""
+        """Return the directories in which `who` may see the object, by the name that it has in them."""
         nodes, parent = self._nodes, obj.parent
         fd = nodes.fd(obj)
         if (
@@ -407,7 +407,7 @@ class Visibility:
     def approach(self, obj: Object, known: dict[Object, bool]) -> Iterator[Object]:
         """Yield directories above `obj`, from the root on, so that each is near to the next, and the last to `obj`.
 
-        The caller of this calls `is_visible` for each, with `known`, and enters the result there.
+        The caller of this calls `is_visible` for each, with `known`, and enters the result into `known`.
         """
         apart = self._at_once // 2  # further ones may turn up in between
         for parent in [obj.parent, *(parent for parent, _ in obj.others)]:
