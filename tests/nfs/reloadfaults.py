@@ -21,7 +21,7 @@ FAULTS = ("error", "server", "daemon")
 killed when it begins."""
 
 ENDS = ("killed", "interrupted", "alone")
-"""At a step, the guard and its starters are killed; or the guard is told to stop; or its starters alone are killed."""
+"""At a step, the guard and its starters are killed; or the guard is interrupted; or its starters alone are killed."""
 
 
 class _Steps:

@@ -521,10 +521,10 @@ def test_clients_go_on_when_the_guard_is_killed(tree: Site) -> None:
     """And the next command knows what it has left, can take over, and can take it down."""
     Path(tree.real("file")).write_text("")
     kill_guard(tree)
-    told = run("export", "status", "--name", NAME)
-    assert (told.returncode, told.stderr.count("\n")) == (1, 1)
-    assert "was killed" in told.stderr
-    assert tree.mount(EZK) in told.stderr
+    result = run("export", "status", "--name", NAME)
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert "was killed" in result.stderr
+    assert tree.mount(EZK) in result.stderr
     with tree.client(EZK, 4) as client:
         assert client.listdir() == ["file"]
     try:
@@ -552,9 +552,9 @@ def test_an_entry_with_mp_waits_for_its_disk(tree: Site) -> None:
     Path(tree.real("below")).write_text("")
     try:
         tree.set(f"rw,mp,{VIEWS}")
-        told = run("export", "status", "--name", NAME)
-        assert told.returncode == 1
-        assert f"waits for something to be mounted on {tree.tree} (mp)" in told.stdout
+        result = run("export", "status", "--name", NAME)
+        assert result.returncode == 1
+        assert f"waits for something to be mounted on {tree.tree} (mp)" in result.stdout
         assert not is_mounted(tree.mount(EZK))
         with pytest.raises(OSError), tree.client(EZK, 4) as client:  # noqa: PT011  (libnfs says EINVAL, or something else)
             client.listdir()
@@ -676,7 +676,7 @@ def test_version_4_without_rpcbind(lonely: Site) -> None:
 
 
 def test_what_stands_in_the_way(lonely: Site) -> None:
-    """Each is told in one line with the way out, and nothing is left behind."""
+    """Each is reported in one line with a hint, and nothing is left behind."""
     with subprocess.Popen(
         [
             "python3",

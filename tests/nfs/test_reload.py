@@ -31,7 +31,7 @@ LAST = {
     "in use": (("write ganesha.conf", 1, "error"), ("end a daemon", 2, "error")),
 }
 """The last step of each kind, since most has to be taken back then; and what happens. A server of which clients have
-files open is ended and started instead of being told to reload."""
+files open is ended and started instead of being reloaded."""
 
 
 @pytest.mark.parametrize("server", LAST)
@@ -82,11 +82,11 @@ def test_what_is_not_served_is_not_called_so(site: Reloads) -> None:
     daemon = mounted()[keep].pid
     os.kill(daemon, signal.SIGSTOP)
     try:
-        told = run("export", "status", "--name", site.name)
-        assert told.returncode == 1
-        (line,) = [line for line in told.stdout.splitlines() if line.startswith(keep)]
-        assert "answer" in line, told
-        assert sum("since" in line for line in told.stdout.splitlines()) == 3, told
+        result = run("export", "status", "--name", site.name)
+        assert result.returncode == 1
+        (line,) = [line for line in result.stdout.splitlines() if line.startswith(keep)]
+        assert "answer" in line, result
+        assert sum("since" in line for line in result.stdout.splitlines()) == 3, result
         assert run("status").returncode == 3
     finally:
         os.kill(daemon, signal.SIGCONT)
@@ -94,8 +94,8 @@ def test_what_is_not_served_is_not_called_so(site: Reloads) -> None:
     server = int(Path(f"{STATE_DIR}/export-{site.name}/ganesha.pid").read_text())
     os.kill(server, signal.SIGSTOP)
     try:
-        told = run("export", "status", "--name", site.name)
-        assert (told.returncode, "ganesha: nfs-ganesha does not answer" in told.stdout) == (1, True), told
+        result = run("export", "status", "--name", site.name)
+        assert (result.returncode, "ganesha: nfs-ganesha does not answer" in result.stdout) == (1, True), result
         assert run("status").returncode == 3
     finally:
         os.kill(server, signal.SIGCONT)
@@ -149,16 +149,16 @@ def test_without_a_mount_table(down: Reloads) -> None:
 
 
 def test_a_guard_ends_while_it_starts(down: Reloads) -> None:
-    """Whatever it has begun then: what it leaves is told, and `down` removes it. The campaign tries every step."""
+    """Whatever it has begun then: what it leaves is reported, and `down` removes it. The campaign tries every step."""
     for what, how in (("run python", "killed"), ("mount", "killed"), ("ask", "interrupted"), ("write", "alone")):
         down.fail_at(2, how, kind=what)
         done = down.up()
         assert done.returncode, (what, how, done)
         down.steps()
         if how == "killed":
-            told = run("status")
-            assert told.returncode == 3
-            assert f"service {down.name}: its guard" in told.stdout, told
+            result = run("status")
+            assert result.returncode == 3
+            assert f"service {down.name}: its guard" in result.stdout, result
             assert run("export", "status", "--name", down.name).returncode == 1
             assert down.down().returncode == 0
         elif how == "alone":

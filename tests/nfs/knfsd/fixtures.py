@@ -56,9 +56,9 @@ class Service:
             sh(*COMMAND, "export", "up", EXPORTS)
             self._up = True
             return {}
-        told = _order("default", "reload")
-        assert not told["errors"], told
-        return told
+        result = _order("default", "reload")
+        assert not result["errors"], result
+        return result
 
     def close(self) -> None:
         if self._up:

@@ -103,18 +103,18 @@ def test_a_reload_makes_one_caller_of_all_or_tells_them_apart_again(
     at = mount_nfs(tree, version, "noac,lookupcache=none")
     ann, bob = user(ANN), user(BOB)
     assert bob.do(look, f"{at}/home/ann/letter") == ANN
-    told = tree.set(f"rw,{CLOAK}")
-    assert told["renewed"] == [tree.path]
+    result = tree.set(f"rw,{CLOAK}")
+    assert result["renewed"] == [tree.path]
     assert "no_all_squash" in words_of(tree)
     assert bob.error(os.stat, f"{at}/home/ann") == errno.ENOENT
     assert ann.do(look, f"{at}/home/ann/letter") == ANN
     assert bob.error(os.stat, f"{at}/home/ann/letter") == errno.ENOENT
-    told = tree.set(SQUASHED.replace(f"{ANN}", f"{BOB}"))
-    assert told["renewed"] == [tree.path]
+    result = tree.set(SQUASHED.replace(f"{ANN}", f"{BOB}"))
+    assert result["renewed"] == [tree.path]
     assert ann.error(os.stat, f"{at}/home/ann") == errno.ENOENT
     assert ann.do(look, f"{at}/home/bob/letter") == BOB
-    told = tree.set(SQUASHED)  # another identity for all
-    assert told["renewed"] == [tree.path]
+    result = tree.set(SQUASHED)  # another identity for all
+    assert result["renewed"] == [tree.path]
     assert ann.error(os.stat, f"{at}/home/bob") == errno.ENOENT
     assert ann.do(look, f"{at}/home/ann/letter") == ANN
 

@@ -38,7 +38,7 @@ def test_exportfs_reads_it(nfs_host: NfsHost, service: Service, name: str) -> No
             assert read[path].startswith(client)
             for option in options.split(","):
                 assert option in (*words, "mp") or option.replace("mp", "mountpoint") in words, (option, words)
-            # The commands by which it is really told say the same.
+            # The commands that really configure it say the same.
             sh("exportfs", "-u", f"[{client}]:{path}" if ":" in client else f"{client}:{path}")
             sh("exportfs", "-o", options, f"[{client}]:{path}" if ":" in client else f"{client}:{path}")
             assert etab()[path] == read[path]

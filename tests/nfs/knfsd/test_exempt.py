@@ -69,6 +69,6 @@ def test_a_tree_there_and_back(
         assert backup.do(names, f"{place}/all") == ["hard link", "private", "public", "symlink"]
         assert backup.error(names, f"{place}/home") == errno.EACCES
         assert backup.error(read, f"{place}/all/private") == errno.EACCES
-    told = run("exposure", EXPORTS).stdout
+    result = run("exposure", EXPORTS).stdout
     for who in ("0 become root (0)", f"{BACKUP} become {BACKUP + MORE}"):
-        assert f"exempt: client uids {who}, from whom nothing is hidden (exempt)\n" in told
+        assert f"exempt: client uids {who}, from whom nothing is hidden (exempt)\n" in result

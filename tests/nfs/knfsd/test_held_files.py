@@ -33,7 +33,7 @@ RECORD = 16
 ROOT = str(Path(__file__).parents[3])
 
 LOST_SECONDS = 2.0
-"""For how long writes may fail when a daemon dies: until the guard is told. It has been 30 ms."""
+"""For how long writes may fail when a daemon dies: until the guard notices. It has been 30 ms."""
 
 RECOVERY = 90.0
 """How long it may take until all can go on, in seconds: on a busy machine, it has taken half a minute."""
@@ -216,9 +216,9 @@ def replaced(replace: Callable[[], None], *trees: Share) -> None:
 def server() -> tuple[str, ...]:
     """What must be the same after a restart: threads, versions, listeners, and what NFSv3 clients are told of them."""
     files = ("threads", "pool_threads", "versions", "portlist")
-    told = sorted(line for line in sh("rpcinfo", "-p", "127.0.0.1").splitlines() if line.split()[0] == "100003")
-    assert told
-    return *(Path(f"/proc/fs/nfsd/{name}").read_text() for name in files), *told
+    result = sorted(line for line in sh("rpcinfo", "-p", "127.0.0.1").splitlines() if line.split()[0] == "100003")
+    assert result
+    return *(Path(f"/proc/fs/nfsd/{name}").read_text() for name in files), *result
 
 
 def guard() -> int:
@@ -230,8 +230,8 @@ def kill_daemon(tree: Share) -> None:
 
 
 def renew(tree: Share) -> None:
-    told = tree.set("rw,no_client_cache,cloak_list = uid +007 0 -1")
-    assert told["renewed"] == [tree.path]
+    result = tree.set("rw,no_client_cache,cloak_list = uid +007 0 -1")
+    assert result["renewed"] == [tree.path]
 
 
 def kill_guard(_: Share) -> None:
@@ -268,9 +268,9 @@ def test_what_clients_hold_is_not_lost(
         assert another(f"held-{version}") in (errno.EAGAIN, errno.EACCES), version
     log = Path(f"{RUN_DIR}/export-default.log").read_text()
     assert f"claim the files again that they hold of {tree.path}" in log
-    told = run("export", "status")
-    assert told.returncode == 0, told
-    assert f"claim the files again that they hold of {tree.path}" in told.stderr
+    result = run("export", "status")
+    assert result.returncode == 0, result
+    assert f"claim the files again that they hold of {tree.path}" in result.stderr
 
 
 def test_several_mounts_die_together(

@@ -250,14 +250,14 @@ def test_times_of_directories(
     users = [user(uid) for uid in OWNERS.values()]
     places = [f"{mount_nfs(tree, version, 'nosharecache', 'noac')}/{name}" for _ in users]
     fds = [who.do(os.open, place, os.O_RDONLY) for who, place in zip(users, places, strict=True)]
-    told, of_file = before[:1], before[1:]
+    answers, of_file = before[:1], before[1:]
     for _ in range(10):
         for who, place, fd in zip(users, places, fds, strict=True):
-            told += [who.do(os.fstat, fd), who.do(os.stat, place)]
+            answers += [who.do(os.fstat, fd), who.do(os.stat, place)]
         of_file.append(users[0].do(os.stat, f"{places[0]}/ann-file"))
     for who, fd in zip(users, fds, strict=True):
         who.do(os.close, fd)
-    for times in ([info.st_mtime_ns for info in told], [info.st_ctime_ns for info in told]):
+    for times in ([info.st_mtime_ns for info in answers], [info.st_ctime_ns for info in answers]):
         if export == "no_client_cache":
             assert all(earlier < later for earlier, later in pairwise(times))
         else:

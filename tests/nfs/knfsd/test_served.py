@@ -18,11 +18,11 @@ from tests.waiting import wait_until
 
 def state_of(path: str) -> str | None:
     """What `export status` complains of at a mount; everything else is served."""
-    told = run("export", "status", "--json")
-    status = json.loads(told.stdout)
+    result = run("export", "status", "--json")
+    status = json.loads(result.stdout)
     complaints = {mount["path"]: mount["complaint"] for mount in status["mounts"] if mount["complaint"]}
     assert list(complaints) in ([], [path])
-    assert told.returncode == bool(complaints or status["complaint"])
+    assert result.returncode == bool(complaints or status["complaint"])
     return complaints.get(path)
 
 
@@ -69,20 +69,20 @@ def test_mountd_has_ended(nfs_host: NfsHost, share: Callable[..., Share]) -> Non
     tree = share("rw")
     nfs_host.close()
     try:
-        told = run("export", "status")
-        assert (told.returncode, "rpc.mountd does not run" in told.stdout) == (1, True), told
+        result = run("export", "status")
+        assert (result.returncode, "rpc.mountd does not run" in result.stdout) == (1, True), result
         # Nor does anything that merely has its name, or the one of another network.
         shutil.copy("/bin/sleep", "/tmp/rpc.mountd")
         with subprocess.Popen(["/tmp/rpc.mountd", "60"]) as other:
-            told = run("export", "status")
+            result = run("export", "status")
             other.kill()
-        assert (told.returncode, "rpc.mountd does not run" in told.stdout) == (1, True), told
+        assert (result.returncode, "rpc.mountd does not run" in result.stdout) == (1, True), result
         with subprocess.Popen(["unshare", "--net", "rpc.mountd", "-F"], stderr=subprocess.DEVNULL) as other:
             wait_until(lambda pid=other.pid: process.command_of(pid) == "rpc.mountd")  # type: ignore[misc]
             time.sleep(1)  # until it would answer, if it were asked where it is
-            told = run("export", "status")
+            result = run("export", "status")
             other.terminate()
-        assert (told.returncode, "rpc.mountd does not run" in told.stdout) == (1, True), told
+        assert (result.returncode, "rpc.mountd does not run" in result.stdout) == (1, True), result
     finally:
         os.unlink("/tmp/rpc.mountd")
         nfs_host.restart_mountd()
@@ -95,8 +95,8 @@ def test_mountd_is_stopped(nfs_host: NfsHost, share: Callable[..., Share]) -> No
     tree = share("rw")
     nfs_host.mountd.send_signal(signal.SIGSTOP)
     try:
-        told = run("export", "status")
-        assert (told.returncode, "rpc.mountd does not run, or is stopped" in told.stdout) == (1, True), told
+        result = run("export", "status")
+        assert (result.returncode, "rpc.mountd does not run, or is stopped" in result.stdout) == (1, True), result
     finally:
         nfs_host.mountd.send_signal(signal.SIGCONT)
     while run("export", "status").returncode:

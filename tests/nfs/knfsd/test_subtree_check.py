@@ -253,8 +253,8 @@ def test_a_fixed_view(views: str, share: MakeShare) -> None:
 def test_a_reload_turns_it_on_and_off(site: Site) -> None:
     handle = site.remember(*DEEP)
     for options, is_checked in ((f"rw,{CLOAK}", False), (CHECKED, True)):
-        told = site.tree.set(options)
-        assert told["renewed"] == [site.tree.path]
+        result = site.tree.set(options)
+        assert result["renewed"] == [site.tree.path]
         began = time.monotonic()
         while site.ann.getattr(handle)[0] != nfs3.OK:
             assert time.monotonic() - began < 30

@@ -193,10 +193,10 @@ def test_the_guard_is_killed(
     guard = json.loads(run("export", "status", "--json").stdout)["pid"]
     try:
         kill(guard)
-        told = run("export", "status")
-        assert told.returncode == 1
-        assert "was killed" in told.stderr
-        assert tree.path in told.stderr
+        result = run("export", "status")
+        assert result.returncode == 1
+        assert "was killed" in result.stderr
+        assert tree.path in result.stderr
         assert str(ANN) in user(ANN).do(names, place)
         done = run("export", "down")
         assert done.returncode == 0, done
