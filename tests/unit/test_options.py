@@ -154,3 +154,19 @@ def test_a_reason_is_given(name: str) -> None:
 def test_what_a_reload_changes() -> None:
     """The others are of the mount itself."""
     assert set(NAMES) - set(RELOADABLE) == {"read_only", "groups", "views", "view_access", "no_client_cache"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "allowed"),
+    [
+        (r"\.cloak_list\b", {"config", "policy.py"}),
+        (r"options\.policy is\b|\b(not|if|and|or) (\w+\.)*options\.policy\b", {"config"}),
+        (r"\bis_built_in\(", {"policy.py", "view.py", "reasons.py", "mount"}),
+        (r"\bcloak is (not )?None.*(lower|forwards_by_mapping)", set()),
+    ],
+)
+def test_no_code_concludes_from_single_options(pattern: str, allowed: set[str]) -> None:
+    """What is hidden, and by what, is asked of `Options`, `Policy` and `View`: see CONTRIBUTING.md."""
+    sources = [*(TOP / "cloakfs").rglob("*.py"), *(TOP / "cli").rglob("*.py")]
+    users = {path.relative_to(TOP) for path in sources if re.search(pattern, path.read_text())}
+    assert {str(path) for path in users if path.parts[1] not in allowed} == set()
