@@ -118,7 +118,7 @@ class DirectoryOperations(NameOperations):
         directory = self.files.opened_directory(fd, at)
         directory.sought = sought
         if keeps_listings and self.visibility.access_paths.is_up_to_date():
-            directory.is_kept, has_entries = self.cache.complete_directories.keeps(at)
+            directory.is_kept, has_entries = self.cache.complete_directories.may_cache_entries(at)
             if directory.is_kept:
                 return opened(fh, keep_cache=has_entries)
         return fh

@@ -49,7 +49,7 @@ class KernelCache:
         access_paths: is informed of directories that change.
         terms: what the rules about timeouts depend on.
         counters: count how many replies may be cached.
-        on_attributes, on_change: see `Invalidation`.
+        on_attributes, on_change: are called when an object may have changed behind the mount (`Invalidation`).
         tuning: times and bounds.
 
     Attributes:

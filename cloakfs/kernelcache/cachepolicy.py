@@ -523,10 +523,10 @@ class RuleTimeouts(NamedTuple):
     Attributes:
         lasting: the longest that may be, on this file system.
         briefly: attributes of anything else.
-        names, names_for_one, names_at_top: names of what the rows `Of.ALL_VIEWERS`, `Of.ONE` and `Of.TOP` are about.
-        attributes, attributes_for_one, attributes_of_top: the same of attributes.
+        names, names_for_one, names_at_top: names of what the rows `Of.ALL`, `Of.ONE` and `Of.TOP` are about.
+        attributes, attributes_for_one, attributes_of_top: attributes of what these rows are about.
         of_directories: whether attributes of directories may be cached at all.
-        negative, negative_at_top, negative_if_complete: the same of absent names.
+        negative, negative_at_top, negative_if_complete: absent names; of the rows `Of.ALL`, `Of.TOP` and `Of.COMPLETE`.
         listings: whether entries of complete directories may be cached.
         content: whether pages may, of files that are the same when they are opened again.
     """

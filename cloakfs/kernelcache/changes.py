@@ -346,7 +346,7 @@ class Changes:
                 if now != self._mounts:
                     self._invalidation.invalidate_everything()
                     self._mounts = now
-                # A user who mounts and unmounts all the time must not keep others waiting.
+                # A user who mounts and unmounts all the time must not make others wait.
                 await trio.sleep(_SHARE_OF_MOUNTS * (trio.current_time() - began))
 
     def _invalidate_excluded(self, path: str) -> None:

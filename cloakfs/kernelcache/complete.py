@@ -144,7 +144,7 @@ class CompleteDirectories:
         as_directory(directory).has_names_for_one = True
         return seconds
 
-    def keeps(self, at: Request) -> tuple[bool, bool]:
+    def may_cache_entries(self, at: Request) -> tuple[bool, bool]:
         """Return whether the kernel may cache the entries of a directory that is being opened, for its caller.
 
         The second value is whether it may use those that it has. The first time, they are invalidated instead.

@@ -109,7 +109,8 @@ class Invalidation:
         proven: the directories that have a proof (`Directory.proof`).
         on_attributes: is called when attributes of an object may have changed behind the mount; with None if it is not
             known of which.
-        on_change: is called when anything of an object may have changed behind the mount, likewise.
+        on_change: is called when anything of an object may have changed behind the mount; with None if it is not
+            known of which.
     """
 
     def __init__(self, nodes: Nodes, access_paths: AccessPaths, mode: ExportMode, tuning: Tuning = STANDARD) -> None:
@@ -223,16 +224,16 @@ class Invalidation:
             listing = self.invalidate_listing(parent)
             if listing is not None:
                 waits[listing] = parent
-        is_idle, kept, nodeid = self.notifier.is_idle(), obj.cached_in, self._nodes.nodeid
-        if not kept and is_idle:
+        is_idle, views, nodeid = self.notifier.is_idle(), obj.cached_in, self._nodes.nodeid
+        if not views and is_idle:
             return waits, PendingNames([])
         names = [
             (parent, name, nodeid(number, parent), nodeid(number, obj))
             for parent, name in self.names_of(obj)
-            for number in (kept if is_idle else obj.ever_cached_in)
-            if number in kept or self.notifier.is_pending(nodeid(number, parent), name)
+            for number in (views if is_idle else obj.ever_cached_in)
+            if number in views or self.notifier.is_pending(nodeid(number, parent), name)
         ]
-        if kept:
+        if views:
             self.invalidate_attributes(obj)
             self._note_nothing_cached(obj)
         return waits, PendingNames(names)

@@ -55,7 +55,7 @@ class Timeouts:
         counters: count how many replies may be cached.
 
     Attributes:
-        of_complete: see `CompleteDirectories.of_negative`.
+        of_complete_directory: returns the timeout of a negative dentry in a complete directory.
     """
 
     def __init__(
@@ -524,6 +524,6 @@ class Timeouts:
         if number not in obj.cached_in or obj.cached_for_one:  # what rests on its being public still does
             obj.cached_for_one = cached_for_one
         if number not in obj.cached_in:
-            kept = obj.cached_in | {number}
-            obj.cached_in = self._sets.setdefault(kept, kept)
+            views = obj.cached_in | {number}
+            obj.cached_in = self._sets.setdefault(views, views)
             self._nodes.hold(obj, obj.cached_in)

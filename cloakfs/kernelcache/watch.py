@@ -168,7 +168,7 @@ class Watch:
                 return events
 
     def read(self) -> list[Event]:
-        """Return the same without waiting, perhaps nothing: at most about 200 events."""
+        """Return what others changed since the last call, without waiting: at most about 200 events, perhaps none."""
         self._rest_until = time.monotonic() + _PAUSE
         try:
             raw = fanotify.read(self._fd, _BATCH)

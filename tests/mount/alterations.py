@@ -131,7 +131,7 @@ def log_names_invalidated() -> None:
 
 
 def log_waiting_threads() -> None:
-    """Log when the threads that forget names have waited for a lock for so long that another begins."""
+    """Log when the threads that invalidate names have waited for a lock for so long that another begins."""
     start_more = notifier.Notifier._start_more
 
     def noted(self: notifier.Notifier) -> None:
@@ -279,20 +279,20 @@ def close_slowly(begun: str, go: str) -> None:
     replace(calls, "close", slow)
 
 
-def never_forget(name: bytes) -> None:
-    """Have the kernel forget all names but one, of which it takes for ever."""
+def never_invalidate(name: bytes) -> None:
+    """Have the kernel drop all names but one, of which it takes for ever."""
     invalidate_names = notifier.invalidate_names
 
-    def forget_others(parent: int, batch: Any, session: int) -> None:
+    def invalidate_others(parent: int, batch: Any, session: int) -> None:
         if name in batch.names:
             threading.Event().wait()
         invalidate_names(parent, batch, session)
 
-    replace(notifier, "invalidate_names", forget_others)
+    replace(notifier, "invalidate_names", invalidate_others)
 
 
-def forget_slowly(name: bytes, begun: str | None = None) -> None:
-    """Have the kernel take long to forget names in directories that have this one; make the file `begun` first."""
+def invalidate_slowly(name: bytes, begun: str | None = None) -> None:
+    """Have the kernel take long to drop names in directories that have this one; make the file `begun` first."""
     invalidate_names = notifier.invalidate_names
 
     def slowly(parent: int, batch: Any, session: int) -> None:
@@ -306,8 +306,8 @@ def forget_slowly(name: bytes, begun: str | None = None) -> None:
     replace(notifier, "invalidate_names", slowly)
 
 
-def never_forget_below() -> None:
-    """Of what is below a directory, forget nothing but what is forgotten at once."""
+def never_invalidate_subtrees() -> None:
+    """Of what is below a directory, invalidate nothing but what is invalidated at once."""
 
     async def never(_: invalidation.Invalidation) -> None:
         await trio.sleep_forever()

@@ -145,7 +145,7 @@ class Tree:
         return self._places.get((info.st_dev, info.st_ino), [])
 
     def chain(self, path: str) -> list[str]:
-        """Return the paths of an object and of all directories above it, without the top, which nobody hides."""
+        """Return the paths of an object and of all directories above it, without the top, which is never hidden."""
         parts = path.split("/") if path else []
         return ["/".join(parts[: n + 1]) for n in range(len(parts))]
 
@@ -279,7 +279,7 @@ class Oracle:
                 if entry.nodeid in self.above:
                     self.above[entry.nodeid] = name[0]
 
-    def forgotten(self, nodeid: int) -> None:
+    def dropped(self, nodeid: int) -> None:
         """Note that the kernel has dropped an inode, and with it all its names."""
         obj = self._find(nodeid)[2]
         if obj is not None and obj.lookups:
@@ -319,7 +319,7 @@ class Oracle:
         try:
             await wait_in_loop(self._is_done, _QUIET_SECONDS)
         except AssertionError:
-            self._report("something is still to be forgotten")
+            self._report("something is still pending")
         self._check([*list(self.names), *list(self.attributes)])
         self._check_kept(list(self.kept))
         self._check_acls(list(self.acls))
@@ -402,20 +402,20 @@ class Oracle:
         info = tree.infos.get(there)
         if not entry.nodeid:
             if info is not None and (view.fixed is None or self._sees(view, view.fixed, tree, there)):
-                self._report(f"{there} is remembered to be absent")
+                self._report(f"{there} is cached as absent")
             if view.fixed is None and view.policy.hides and not self._shows_all(view, hearers, tree, places[0]):
-                self._report(f"the absence of {there} is remembered in a view that hides something")
+                self._report(f"the negative dentry {there} is cached in a view that hides something")
             return
         obj = self._find(entry.nodeid)[2]
         if info is None or there not in self._places(tree, obj):
-            self._report(f"{there} is remembered, and leads elsewhere")
+            self._report(f"{there} is cached, and leads elsewhere")
             return
         for who in self._identities(view, hearers, tree, there):
             if not self._sees(view, who, tree, there):
-                self._report(f"the name {there} is remembered for {hearers}, and hidden from {who}")
+                self._report(f"the name {there} is cached for {hearers}, and hidden from {who}")
                 break
             if not tree.may_search(who, places[0]):
-                self._report(f"the name {there} is remembered for {hearers}, and {who} may not search its directory")
+                self._report(f"the name {there} is cached for {hearers}, and {who} may not search its directory")
                 break
 
     def _check_attributes(self, tree: Tree, nodeid: int, told: Attributes, hearers: set[int]) -> None:
@@ -429,11 +429,11 @@ class Oracle:
         if (told.mode & ~set_id, told.uid, told.gid) != (
             real.mode & ~(stat.S_ISUID | stat.S_ISGID), real.uid, real.gid
         ) or set_id & ~real.mode:  # fmt: skip
-            self._report(f"{told} is remembered of {places}, which is {real}")
+            self._report(f"{told} is cached of {places}, which is {real}")
         for who in self._identities(view, hearers, tree, *places):
             if not any(self._sees(view, who, tree, place) for place in places):
                 self._report(
-                    f"the attributes of {places} are remembered for {hearers}, and hidden from {who} "
+                    f"the attributes of {places} are cached for {hearers}, and hidden from {who} "
                     f"(references: {obj.lookups}, views: {set(obj.cached_in)}, {told})"
                 )
                 break
@@ -633,7 +633,7 @@ class CheckedFilesystem(Filesystem):
         self.oracle.tells_name(parent_inode, name, entry, ctx)
         if (
             was_calm and self._answered() == count + 1 and not self.requests.waiting.total
-        ):  # nobody is changing anything
+        ):  # no process is changing anything
             self.oracle.check_names_in(int(entry.st_ino), ctx)
         await self._send(int(entry.st_ino))
         return entry
@@ -751,7 +751,7 @@ class CheckedFilesystem(Filesystem):
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         await super().forget(inode_list)
         for nodeid, _ in inode_list:
-            self.oracle.forgotten(nodeid)
+            self.oracle.dropped(nodeid)
 
     async def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
         await self.oracle.settle()

@@ -116,7 +116,7 @@ def test_what_depends_on_groups_is_not_cached(scene: str, mount: MakeMount, user
 
 
 def test_an_absent_name_is_not_cached(scene: str, mount: MakeMount, user: MakeUser) -> None:
-    """Something could be hidden there, since nobody has listed the directory (`test_listings`)."""
+    """Something could be hidden there, since no caller has listed the directory (`test_listings`)."""
     m = mount("-o", CLOAKED)
     owner = user(OWNER)
     owner.do(os.chdir, m.at("homes/owner"))
@@ -125,7 +125,7 @@ def test_an_absent_name_is_not_cached(scene: str, mount: MakeMount, user: MakeUs
     assert owner.do(read, "new") == b"content"
 
 
-# -- an audience grows before the answer that tells ------------------------------------------------
+# -- an audience grows before the reply -------------------------------------------------------
 
 
 def give_away(path: str) -> None:
@@ -316,7 +316,9 @@ def test_nothing_is_cached_below_a_name_that_is_still_pending(
     public = put(os.path.join(scene, "open"), OWNER, stat.S_IFDIR | 0o755)
     if call is exchange:
         put(os.path.join(public, "moved"), OWNER, stat.S_IFDIR | 0o755)
-    with daemons_with(partial(alterations.never_forget, b"moved"), tuning=replace(FIGURES_AT_ONCE, notify_threads=32)):
+    with daemons_with(
+        partial(alterations.never_invalidate, b"moved"), tuning=replace(FIGURES_AT_ONCE, notify_threads=32)
+    ):
         m = mount("-o", CLOAKED)
     owner, other = user(OWNER), user(OTHER)
     told()

@@ -1,4 +1,4 @@
-"""Where the kernel checks permissions, it keeps ACLs; it gives them to whoever has the object open.
+"""Where the kernel checks permissions, it caches ACLs; it gives them to all callers that have the object open.
 
 So does a kernel without the fix of CVE-2026-68149 in every mount. With any other, the tests without
 `default_permissions` cannot fail.
@@ -98,7 +98,7 @@ def test_with_the_attributes_they_are_kept_and_forgotten(
                     assert owner.do(os.getxattr, fd, ACCESS) == os.getxattr(real, ACCESS)
             return (requests(m) - before)["getxattr"] == 0
 
-        wait_until(is_kept)  # a change is forgotten once more, some time after the daemon heard of it
+        wait_until(is_kept)  # it is invalidated once more, some time after the daemon heard of it
     os.removexattr(real, ACCESS)
     told(m.path)
     assert owner.error(os.getxattr, fd, ACCESS) == errno.ENODATA

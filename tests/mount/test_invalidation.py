@@ -246,7 +246,7 @@ def test_invalidating_much_leaves_time_for_others(mount: MakeMount, user: MakeUs
     ended.touch()
     assert stranger.error(os.stat, m.at("taken/file")) == errno.ENOENT
     assert stranger.error(os.stat, f"/proc/self/fd/{fd}") == errno.ESTALE
-    assert other.finish_within(SECONDS), "nobody else was served meanwhile"
+    assert other.finish_within(SECONDS), "no other caller was served meanwhile"
 
 
 # -- the end of a daemon ---------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def error_in_the_end(fd: int) -> int:
 def test_a_daemon_ends_although_a_thread_of_it_waits_for_a_lock(
     how: str, mount: MakeMount, user: MakeUser, tree: str, base: str, stalled: Far
 ) -> None:
-    """Nothing gets that thread out of the kernel: its descriptor of the session must keep nobody waiting."""
+    """Nothing gets that thread out of the kernel: its descriptor of the session must make no request wait."""
     held = put(os.path.join(tree, "held"), OWNER, stat.S_IFDIR | 0o755)
     for number in range(5):
         put(os.path.join(held, str(number)), OWNER, 0o644)

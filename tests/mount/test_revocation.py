@@ -203,7 +203,7 @@ def test_what_somebody_uses_in_a_directory_is_not_found_there_any_more(
 ) -> None:
     """The kernel does not drop it with the name of the directory, which the next LOOKUP brings back."""
     furnish(tree)
-    with daemons_with(partial(alterations.forget_slowly, b"sub")):
+    with daemons_with(partial(alterations.invalidate_slowly, b"sub")):
         m = mount("-o", f"{PLAIN},{VIEWS}")
     owner, other, its = user(OWNER), user(OTHER), m.at(f"@{OTHER}")
     told()
@@ -217,7 +217,7 @@ def test_what_is_being_forgotten_already_is_waited_for(tree: str, base: str, mou
     """A change behind the mount has begun it, and nobody has waited for that."""
     furnish(tree)
     begun = f"{base}/begun"
-    with daemons_with(partial(alterations.forget_slowly, b"file", begun)):
+    with daemons_with(partial(alterations.invalidate_slowly, b"file", begun)):
         m = mount("-o", f"{PLAIN},{VIEWS}")
     owner, other, its = user(OWNER), user(OTHER), m.at(f"@{OTHER}")
     told()

@@ -242,7 +242,7 @@ def test_a_name_is_asked_about_before_all_below_it_is_invalidated(
     put(os.path.join(tree, "private"), OWNER, stat.S_IFDIR | 0o700)
     above = put(os.path.join(tree, "above"), OWNER, stat.S_IFDIR | 0o755)
     make_many(os.path.join(above, "many"), 100, OWNER)
-    with daemons_with(alterations.never_forget_below, tuning=Tuning(names_at_once=1)):
+    with daemons_with(alterations.never_invalidate_subtrees, tuning=Tuning(names_at_once=1)):
         m = mount("-o", CLOAKED)
     owner, stranger = user(OWNER), user(STRANGER)
     told()

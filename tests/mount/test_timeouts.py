@@ -402,8 +402,8 @@ def test_a_caller_view_caches_for_one_caller_exactly_what_it_would_be_shown_what
         s = scene(KINDS_OF_MOUNT[kind], is_told=kind != "unwatched")
         view = View(CLOAKED)
         choice = random.Random(1)
-        late: set[int] = set()
-        s.notifier.stalled = late
+        stalled: set[int] = set()
+        s.notifier.stalled = stalled
         s.notifier.is_pending = lambda *_: False  # type: ignore[method-assign]  # no thread invalidates here
         os.link(f"{s.top}/a/file", f"{s.top}/d/e/link")
         answers: set[tuple[bool, float, float]] = set()
@@ -416,7 +416,7 @@ def test_a_caller_view_caches_for_one_caller_exactly_what_it_would_be_shown_what
                 return 0.0
             above = [obj.parent, *(parent for parent, _ in obj.others)]
             while any(above):
-                if any(parent is not None and s.nodes.nodeid(0, parent) in late for parent in above):
+                if any(parent is not None and s.nodes.nodeid(0, parent) in stalled for parent in above):
                     return 0.0
                 above = [parent.parent for parent in above if parent is not None]
             return BRIEF_SECONDS
@@ -429,7 +429,7 @@ def test_a_caller_view_caches_for_one_caller_exactly_what_it_would_be_shown_what
         def of_name(path: str, uid: int) -> tuple[float, float]:
             above, viewer = os.path.dirname(path), CLIENT_OF[uid]
             parent, obj = s.look_up(above), s.look_up(path)
-            if s.nodes.nodeid(0, parent) in late:
+            if s.nodes.nodeid(0, parent) in stalled:
                 return 0.0, 0.0
             if is_told(path) and not obj.has_names_for_one:
                 return most, of_attributes(path, most)
@@ -455,7 +455,7 @@ def test_a_caller_view_caches_for_one_caller_exactly_what_it_would_be_shown_what
             else:
                 return of_brief(obj)
             assert obj.parent is not None
-            is_stalled = s.nodes.nodeid(0, obj.parent) in late
+            is_stalled = s.nodes.nodeid(0, obj.parent) in stalled
             return 0.0 if is_stalled and has_one_name(path) else of_attributes(path, seconds)
 
         for _ in range(40):
@@ -469,8 +469,8 @@ def test_a_caller_view_caches_for_one_caller_exactly_what_it_would_be_shown_what
                 obj.audience = choice.choice((NO_VIEWER, NO_VIEWER, CLIENT_OF[OWNER], CLIENT_OF[OTHER], ALL_VIEWERS))
                 as_directory(obj).has_names_for_one = obj.audience != NO_VIEWER and choice.random() < 0.2
                 obj.relocated = is_checked and choice.random() < 0.1
-            late.clear()
-            late.update(s.nodes.nodeid(0, s.look_up(path)) for path in choice.sample(paths, 2))
+            stalled.clear()
+            stalled.update(s.nodes.nodeid(0, s.look_up(path)) for path in choice.sample(paths, 2))
             for path in choice.choices(paths, k=30):
                 uid = choice.choice((OWNER, OWNER, OTHER))
                 if choice.random() < 0.5:
@@ -609,9 +609,9 @@ def test_a_change_makes_the_kernel_invalidate_exactly_what_one_caller_would_not_
 
 
 WAYS = {
-    "everybody's": (0, 0o755, STRANGER, 0),
+    "all callers'": (0, 0o755, STRANGER, 0),
     "one caller's": (OWNER, 0o700, OWNER, 1),
-    "nobody's": (0, 0o700, STRANGER, 1),
+    "no caller's": (0, 0o700, STRANGER, 1),
 }
 
 
@@ -647,7 +647,7 @@ def test_the_way_to_a_directory_is_looked_at_once_however_deep(
     trio.run(main)
 
 
-@pytest.mark.parametrize("whose", ["one caller's", "nobody's"])
+@pytest.mark.parametrize("whose", ["one caller's", "no caller's"])
 def test_where_not_all_callers_got_through_is_known_below_it_too(
     whose: str, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -939,18 +939,18 @@ def test_others_learn_of_a_directory_when_what_is_in_it_is_invalidated(
 def test_others_learn_of_a_file_when_its_attributes_are_invalidated(
     scene: MakeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forgotten: list[int] = []
+    invalidated: list[int] = []
 
     async def main() -> None:
         s = scene()
         close(s)
         known, unknown = s.look_up(f"{s.top}/d/file"), s.look_up(f"{s.top}/d/hidden-file")
         assert s.of_name(View(CLOAKED), f"{s.top}/d/file", OWNER) == (LONG_SECONDS, LONG_SECONDS)
-        monkeypatch.setattr(s.notifier, "invalidate_attributes", lambda nodeid, _: forgotten.append(nodeid))
+        monkeypatch.setattr(s.notifier, "invalidate_attributes", lambda nodeid, _: invalidated.append(nodeid))
         for uid in (OWNER, OTHER, STRANGER):
             for obj in (known, unknown):
                 s.cache.note_viewer(0, obj, CLIENT_OF.get(uid, uid))
-        assert forgotten == [s.nodes.nodeid(0, known)]
+        assert invalidated == [s.nodes.nodeid(0, known)]
 
     trio.run(main)
 
@@ -1014,7 +1014,7 @@ def test_a_directory_that_was_moved_has_what_is_beside_it_invalidated(
         assert await is_done(s, tasks, lambda: admitted(s, 0, moved, other), expected=is_told) is is_told
         assert moved.audience == other
         assert {directory.audience for directory in above} == {ALL_VIEWERS}
-        assert (s.cache.admit(0, moved, other) is None) is is_told  # nor is anybody who asks meanwhile told sooner
+        assert (s.cache.admit(0, moved, other) is None) is is_told  # nor is any request answered sooner meanwhile
         still_known = [at for at in s.paths() if s.cache.is_known_to(0, s.look_up(at), owner)]
         assert f"{s.top}/a/b/file" in still_known
         assert not [at for at in still_known if at.startswith(f"{s.top}/d/")]  # it is not relied on any more
@@ -1282,8 +1282,8 @@ def test_nothing_is_cached_in_a_directory_whose_lock_is_held(scene: MakeScene) -
     async def main() -> None:
         s = scene(GATED)
         s.catch_up()
-        late = s.nodes.nodeid(0, s.look_up(f"{s.top}/a"))
-        s.notifier.stalled = {late}
+        stalled = s.nodes.nodeid(0, s.look_up(f"{s.top}/a"))
+        s.notifier.stalled = {stalled}
         for view in (View(CLOAKED), FIXED):
             assert s.of_name(view, f"{s.top}/a/file") == (0.0, 0.0)
             assert s.of_object(view, f"{s.top}/a/file") == 0.0
@@ -1317,7 +1317,7 @@ def test_attributes_are_not_even_cached_briefly_below_a_name_that_is_pending(sce
 
 
 def test_nothing_private_is_cached_while_its_name_is_pending(scene: MakeScene) -> None:
-    """For so long, the name tells others of the object, and the kernel would tell them its attributes."""
+    """For so long, the name leads others to the object, and the kernel would show them its attributes."""
 
     async def main() -> None:
         s = scene()
