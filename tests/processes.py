@@ -35,7 +35,7 @@ def waits(pid: int) -> int:
 def wait_until_blocked(*pids: int) -> None:
     """Wait until each of these processes waits for something, or has ended: it did not run between ten looks in a row.
 
-    What it waits for, only some kernels tell (/proc/PID/wchan).
+    What it waits for, only some kernels show (/proc/PID/wchan).
     """
     looks, before = 0, list[int]()
 

@@ -39,7 +39,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class Starter:
-    """The process from which others are forked. It also ends with the last process that may ask it.
+    """The process from which others are forked. It also ends with the last process that may send it requests.
 
     Args:
         modules: to be imported before.

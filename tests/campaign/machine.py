@@ -1,7 +1,7 @@
 """Performs random operations of several callers on a mount and on a second tree, over all policies.
 
 The machine is that of tests/mount/test_stateful.py. Policies take turns; each turn has a seed of its own, which is made
-of the campaign's, so that `--seed S --first N` repeats turn N. A failure is told with its smallest sequence, and the
+of the campaign's, so that `--seed S --first N` repeats turn N. A failure is shown with its smallest sequence, and the
 campaign goes on. Each turn has a file system of its own, of another kind each round, and a mount namespace of its own:
 a daemon hears of every change on the file system that it serves, and a turn waits for all daemons that it sees.
 """
@@ -115,7 +115,7 @@ def run(common: Turns, *, steps: int, first: int, seconds: float, jobs: int) -> 
                         flush=True,
                     )
         except KeyboardInterrupt:
-            # Each of them goes through its clean-up; what was found so far is told.
+            # Each of them goes through its clean-up; what was found so far is reported.
             for child in multiprocessing.active_children():
                 child.terminate()
     return {

@@ -137,7 +137,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/campaign many", description=__doc__)
     parser.add_argument("--files", type=int, default=100_000)
     parser.add_argument("--on", default=None, help="a directory on the file system to try (default: $TMPDIR)")
-    parser.add_argument("--no-changes", action="store_true", help="only list all files, and tell the memory")
+    parser.add_argument("--no-changes", action="store_true", help="only list all files, and report the memory")
     parser.add_argument("--json", action="store_true")
     words = parser.parse_args()
     base = tempfile.mkdtemp(prefix="cloakfs-campaign-", dir=words.on)

@@ -8,7 +8,7 @@ changes behind it, within the time that is allowed for reports (--patience; what
 through the mount must also fail or succeed, and do, what they do on a twin of the tree.
 
 Each seed is a program of its own, on a file system of its own kind and with a policy of its own. A program that shows
-a difference is made as short as possible, and told as a script that runs it again.
+a difference is made as short as possible, and reported as a script that runs it again.
 """
 
 import argparse
@@ -77,7 +77,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Identity(NamedTuple):
-    """Who is asked for, in ids of the server."""
+    """The caller, in ids of the server."""
 
     uid: int
     gid: int
@@ -186,7 +186,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Caller:
-    """A process that asks the mount, and whom the real tree is asked as instead."""
+    """A process that makes calls on the mount, and the identity with which the same is done on the real tree."""
 
     name: str
     client: tuple[int, int, tuple[int, ...]]
@@ -1174,12 +1174,12 @@ def main() -> int:
                 and found < words.differences
             ):
                 program, before = draw(seed, kinds, words.length), counts.comparisons
-                told = difference(program)
+                text = difference(program)
                 counts.programs += 1
                 counts.by_kind[program.kind] = counts.by_kind.get(program.kind, 0) + counts.comparisons - before
-                if told:
+                if text:
                     found += 1
-                    print(f"seed {seed}, {program.kind}, {program.policy.options}: {told}", flush=True)
+                    print(f"seed {seed}, {program.kind}, {program.policy.options}: {text}", flush=True)
                     again = difference(program)
                     if again:
                         program = shorten(program, lambda shorter: bool(difference(shorter)), words.shorten)

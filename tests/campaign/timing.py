@@ -36,7 +36,7 @@ def look_up(paths: list[str]) -> list[int]:
 
 
 def one_round(prober: User, top: str, order: random.Random) -> dict[str, dict[str, float]]:
-    """The times of hidden and of absent names in µs, asked for in random order: the median and the first decile."""
+    """The times of hidden and of absent names in µs, looked up in random order: the median and the first decile."""
     names = [(kind, number) for kind in ("hidden", "absent") for number in range(NAMES)]
     order.shuffle(names)
     times = prober.do(look_up, [f"{top}/{kind}{number}" for kind, number in names])

@@ -75,7 +75,7 @@ def note_xattrs_read(path: str) -> None:
     peek = calls.peek_xattr
 
     def noted(who: linux.Credentials, fd: int, name: bytes | str) -> Any:
-        if isinstance(name, bytes):  # not what the daemon asks on its own behalf
+        if isinstance(name, bytes):  # not what the daemon reads on its own behalf
             _append(path, os.fsdecode(name))
         return peek(who, fd, name)
 
@@ -84,24 +84,24 @@ def note_xattrs_read(path: str) -> None:
 
 def count_places(path: str) -> None:
     """Append to a file, for each batch of events, how many there were and how many objects were looked for."""
-    place_of, heed_all = locate.Locator.place_of, changes.Changes._handle_events
-    asked: list[int] = []
+    place_of, handle_events = locate.Locator.place_of, changes.Changes._handle_events
+    searched: list[int] = []
 
     def counted(*args: Any) -> Any:
-        asked.append(1)
+        searched.append(1)
         return place_of(*args)
 
-    def heed(self: changes.Changes, events: list[fanotify.Event]) -> None:
-        asked.clear()
-        heed_all(self, events)
-        _append(path, f"{len(events)} {len(asked)}")
+    def handle(self: changes.Changes, events: list[fanotify.Event]) -> None:
+        searched.clear()
+        handle_events(self, events)
+        _append(path, f"{len(events)} {len(searched)}")
 
     replace(locate.Locator, "place_of", counted)
-    replace(changes.Changes, "_handle_events", heed)
+    replace(changes.Changes, "_handle_events", handle)
 
 
-def count_looks(path: str) -> None:
-    """Append to a file, for each name that may be remembered, how many directories were looked at."""
+def count_checks(path: str) -> None:
+    """Append to a file, for each name that may be cached, how many directories were checked."""
     may: Callable[..., bool] = vars(timeouts)["world_may"]
     of_name = timeouts.Timeouts.of_name
     looks: list[int] = []
@@ -143,17 +143,17 @@ def log_waiting_threads() -> None:
     replace(notifier.Notifier, "_start_more", noted)
 
 
-def tell_when_traced(pipe: int) -> None:
+def report_when_traced(pipe: int) -> None:
     """Close a pipe once the daemon keeps records for the command."""
     query = client.Conversation.query
 
-    def asked(self: client.Conversation, request: dict[str, Any]) -> Any:
+    def queried(self: client.Conversation, request: dict[str, Any]) -> Any:
         answer = query(self, request)
         if request.get("method") == "trace":
             os.close(pipe)
         return answer
 
-    replace(client.Conversation, "query", asked)
+    replace(client.Conversation, "query", queried)
 
 
 class _Measured(trio.abc.Instrument):
@@ -213,7 +213,7 @@ class _Looked(trio.abc.Instrument):
                 print(self._longest, file=file)
 
 
-def count_views_looked_at(path: str) -> None:
+def count_views_checked(path: str) -> None:
     """Write to a file how many views were looked at in one turn of the loop, at most."""
     looked = _Looked(path)
     admits, run = View.admits, daemon.MountDaemon.run
@@ -247,7 +247,7 @@ def make_late(flag: str) -> None:
 
 
 def find_slowly(late: bytes, flag: str) -> None:
-    """Have a slow disk, which finds this name only when the file `flag` exists; `flag` + ".asked" tells of that."""
+    """Have a slow disk, which finds this name only when `flag` exists; `flag` + ".asked" shows that it waits."""
     prepare, find = filesystems.MountedFilesystem.__post_init__, core.Core._open_and_query
 
     def slow(self: filesystems.MountedFilesystem, below_remote: bool) -> None:
@@ -267,7 +267,7 @@ def find_slowly(late: bytes, flag: str) -> None:
 
 
 def close_slowly(begun: str, go: str) -> None:
-    """Close the first file of more than a MiB only when `go` exists; `begun` tells of that."""
+    """Close the first file of more than a MiB only when `go` exists; `begun` shows that it waits."""
     close = calls.close
 
     def slow(fd: int) -> None:
@@ -315,16 +315,16 @@ def never_invalidate_subtrees() -> None:
     replace(invalidation.Invalidation, "_invalidate_subtrees", never)
 
 
-def ask_database_slowly(uid: int, flag: str) -> None:
-    """While the file `flag` exists, the user database does not tell the groups of this user."""
+def query_database_slowly(uid: int, flag: str) -> None:
+    """While the file `flag` exists, the user database does not answer for the groups of this user."""
     at_once = groups.database_groups
 
-    def slowly(asked: Any) -> Any:
-        linux.act_as_daemon()  # a thread begins with the credentials of whoever the loop last acted as
-        if asked == uid and os.path.exists(flag):
+    def slowly(user: Any) -> Any:
+        linux.act_as_daemon()  # a thread begins with the credentials that the loop had last
+        if user == uid and os.path.exists(flag):
             os.close(os.open(f"{flag}.asked", os.O_WRONLY | os.O_CREAT, 0o666))
             wait_until(lambda: not os.path.exists(flag), math.inf)
-        return at_once(asked)
+        return at_once(user)
 
     replace(groups, "database_groups", slowly)
 
@@ -386,7 +386,7 @@ def die_when_ready(flag: str) -> None:
     replace(Supervisor, "ready", ready)
 
 
-def fail_when_told(flag: str) -> None:
+def fail_on_flag(flag: str) -> None:
     """Run out of memory when the file `flag` exists."""
     real = loop.serve
 
@@ -446,7 +446,7 @@ def fail_to_name_callers() -> None:
 
 
 def be_before_linux_6_16() -> None:
-    """Have a kernel that has to be told each name: what it does not know, it refuses like this one."""
+    """Have a kernel to which each name has to be sent: what it does not know, it refuses like this one."""
     replace(notifier, "_INC_EPOCH", struct.pack("=IiQ", 16, 9999, 0))
 
 
@@ -472,10 +472,10 @@ def speak_another_protocol() -> None:
 def publish_otherwise() -> None:
     """Publish what a later version may: in a form of its own, but for what never changes."""
 
-    def write(told: runtime.PublishedState) -> None:
-        now = told._now
+    def write(state: runtime.PublishedState) -> None:
+        now = state._now
         sure = {"version": 7, "pid": now.pid, "source": now.source, "target": now.target, "device": now.device}
-        ownfiles.replace(told._path, json.dumps({**sure, "options": {"of": "another kind"}}).encode(), mode=0o600)
+        ownfiles.replace(state._path, json.dumps({**sure, "options": {"of": "another kind"}}).encode(), mode=0o600)
 
     replace(runtime.PublishedState, "_write", write)
 

@@ -93,7 +93,7 @@ class Mount:
 
 
 AT_ONCE_OR_NEVER = Tuning(housekeeping_seconds=1000.0, stop_seconds=1000.0)
-"""Of a daemon that ends only because it is told to: it does not look around in time, nor is its patience limited."""
+"""Of a daemon that ends only by the event that should end it: no housekeeping in time, and no limit to its patience."""
 
 FIGURES_AT_ONCE = Tuning(housekeeping_seconds=0.05, notify_patience_seconds=1000.0)
 
@@ -121,8 +121,8 @@ def at_once_or_never() -> Iterator[None]:
 def figures_at_once() -> Iterator[None]:
     """Make daemons that are started from now on publish their counts every 0.05 s instead of every 5 s.
 
-    What they count is then asked because of the test, and not because of the machine: a daemon whose threads get no
-    processor for half a second would make the kernel ask for everything anew, as if another process held a lock.
+    What they count is then requested because of the test, and not because of the machine: a daemon whose threads get no
+    processor for half a second would make the kernel request everything anew, as if another process held a lock.
     """
     with daemons_with(tuning=FIGURES_AT_ONCE):
         yield
@@ -137,7 +137,7 @@ def told(mount: str | None = None) -> None:
     """Wait until the daemons know of a change behind their mounts, and attributes cached for 2 ms have expired.
 
     In an idle daemon it takes 5 ms at most, but the machine may have other things to do. So this waits until all
-    daemons were asleep at ten looks in a row: one that was told of something and does not get to run is not asleep.
+    daemons were asleep at ten looks in a row: one that has an event and does not get to run is not asleep.
     With a `mount`, the time passes only as its daemon gets to run: it answers a request now and then.
     """
     end = time.monotonic() + 5
@@ -183,7 +183,7 @@ def unmount(path: str) -> None:
 def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run the real command, in a process that has already imported it.
 
-    It is started anew if a module is to be found elsewhere, or if another process than that of the suite asks: then it
+    It is started anew if a module is to be found elsewhere, or if another process than the suite's calls it: then it
     is to have the ids and the limits of this one.
     """
     if os.environ.get("PYTHONPATH") != _PYTHONPATH or os.getpid() != _PID:

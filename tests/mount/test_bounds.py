@@ -435,7 +435,7 @@ def test_looks_do_not_grow_with_depth(
     counts = Path(base, "counts")
     counts.touch()
     counts.chmod(0o666)  # the daemon writes there as whoever is served
-    with daemons_with(partial(alterations.count_looks, str(counts))):
+    with daemons_with(partial(alterations.count_checks, str(counts))):
         made = mount("-o", "no_root_squash,cloak_list=uid +077 3000 3999")
     told()
     user(3001).do(stat_each, [made.at(name) for name in files])

@@ -180,7 +180,7 @@ def test_a_daemon_that_fails_is_mounted_again_and_a_mount_that_fails_is_not(base
     os.mkdir(path)
     Path(tree, "file").touch()
     m = Mount(tree, path)
-    with daemons_with(partial(alterations.fail_when_told, flag)):
+    with daemons_with(partial(alterations.fail_on_flag, flag)):
         run("mount", tree, path, "-o", WORDS)
     try:
         pid = m.pid

@@ -64,7 +64,7 @@ def database(base: str) -> Database:
 
 @pytest.fixture
 def lower(database: Database, mount: Callable[..., Mount]) -> Mount:
-    with daemons_with(partial(alterations.ask_database_slowly, SLOW, database.flag), tuning=ASKS_EACH_TIME):
+    with daemons_with(partial(alterations.query_database_slowly, SLOW, database.flag), tuning=ASKS_EACH_TIME):
         below = mount("-o", "rw,groups=database")
     for uid in (SLOW, QUICK):
         os.makedirs(below.real(str(uid), "inside"))

@@ -83,7 +83,7 @@ def tracing(m: Mount, *options: str, at: str | None = None) -> Iterator[subproce
     """The command, which has begun to trace when this returns."""
     begun, pipe = os.pipe()
     with subprocess.Popen(
-        [*command_with(partial(alterations.tell_when_traced, pipe)), "trace", at or m.path, *options],
+        [*command_with(partial(alterations.report_when_traced, pipe)), "trace", at or m.path, *options],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pass_fds=[pipe],
     ) as process:  # fmt: skip
         os.close(pipe)

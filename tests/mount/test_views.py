@@ -414,7 +414,7 @@ def test_a_list_of_very_many_views_is_made_in_slices(
     numbers = range(10_000, 15_000)
     exports = Path(base, "x.exports")
     exports.write_text(f"{tree} *(rw,views = {' '.join(f'{number}:{number}' for number in numbers)})\n")
-    with daemons_with(partial(alterations.count_views_looked_at, f"{base}/longest")):
+    with daemons_with(partial(alterations.count_views_checked, f"{base}/longest")):
         m = mount("--exports", str(exports))
     assert user(14_999).do(os.listdir, m.path) == ["@14999"]
     assert user(9_999).do(os.listdir, m.path) == []
