@@ -62,13 +62,14 @@ from cloakfs.kernelcache import invalidation, notifier
 from cloakfs.kernelcache.watch import _BATCH, Watch
 from cloakfs.linux import fanotify
 from cloakfs.linux.fanotify import Event
-from cloakfs.mount import daemon
+from cloakfs.mount import start
 from cloakfs.policy import Attrs
 from cloakfs.tree.actor import DAEMON
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.objects import ALL_VIEWERS, NO_VIEWER, Object
 from cloakfs.tree.request import Request
 from cloakfs.view import View
+from tests.altered import replace
 from tests.waiting import wait_in_loop
 
 if TYPE_CHECKING:
@@ -821,8 +822,8 @@ def install(delays: int | None = None) -> None:
     Args:
         delays: with this seed, hold back replies and events, and invalidate names late; None for no delays.
     """
-    serving: Any = daemon
-    serving.Filesystem, serving.Watch = CheckedFilesystem, CheckedWatch
+    replace(start, "Filesystem", CheckedFilesystem)
+    replace(start, "Watch", CheckedWatch)
     if delays is not None:
         CheckedFilesystem.delays = CheckedWatch.delays = random.Random(delays)
         invalidate_late(None, _NAMES_SECONDS, random.Random(delays))
