@@ -284,7 +284,7 @@ class Core(pyfuse3.Operations):
         """Check visibility, with what `_check_ancestors` has found, if that still holds.
 
         Raises:
-            Far: see `Visibility.is_visible`.
+            Far: there are too many directories above to check them at once.
         """
         if checked is None or checked.view is not view or checked.uid != who.uid:
             return self.visibility.check(view, who, obj, info)

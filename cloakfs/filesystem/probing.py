@@ -62,7 +62,7 @@ class Probing:
         self._mountpoint = mountpoint
         self._exported = exported
         self._seconds = seconds
-        self._delay = 0.0  # how long a caller above the rate gets EAGAIN, in seconds; 0 for never
+        self._delay = 0.0  # a caller above the rate gets one answer in so many seconds; 0 for no limit
         self._notes: list[_Note] = []
         self._logged_since = -_LOGGED_SECONDS
         self._logged = self._not_logged = 0

@@ -1,4 +1,4 @@
-"""Requests that the daemon makes to its own mount, from threads of its own, which it recognizes by them."""
+"""The daemon's requests to its own mount, made in threads of its own, by which it recognizes them."""
 
 import contextlib
 import logging
