@@ -4,13 +4,16 @@ What is replaced is said by functions, which the new process calls before the co
 are code like any other: their types are checked, and one that names something that does not exist ends the command.
 """
 
+import ast
 import base64
 import functools
 import importlib
+import inspect
 import os
 import pickle
 import sys
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import TypeAlias
 
 from cloakfs.tuning import STANDARD, Tuning
@@ -38,9 +41,46 @@ def replace(owner: object, name: str, value: object) -> None:
 
     Raises:
         AttributeError: there is none of that name.
+        LookupError: a module has imported it, but uses it in type hints at most, so that nothing would be replaced.
     """
     getattr(owner, name)
+    if isinstance(owner, ModuleType) and not hasattr(owner, "__path__") and not uses(inspect.getsource(owner), name):
+        raise LookupError(f"{owner.__name__} does not use {name}")
     setattr(owner, name, value)
+
+
+def uses(code: str, name: str) -> bool:
+    """Whether a module defines this name or, outside of type hints, uses it."""
+    found = _Names()
+    found.visit(ast.parse(code))
+    return name in found.names
+
+
+class _Names(ast.NodeVisitor):
+    """Collects the names that code defines and uses, apart from type hints and imports."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def visit_Name(self, node: ast.Name) -> None:
+        self.names.add(node.id)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self.names.add(node.name)
+        self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self.names.add(node.name)
+        for part in (*node.args.defaults, *filter(None, node.args.kw_defaults), *node.decorator_list, *node.body):
+            self.visit(part)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self.visit_FunctionDef(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self.visit(node.target)
+        if node.value is not None:
+            self.visit(node.value)
 
 
 def main(text: str) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.mount import settings
-from tests.altered import replace
+from cloakfs.mount import daemon, settings
+from tests.altered import replace, uses
 
 TESTS = Path(__file__).parents[1]
 
@@ -73,3 +73,11 @@ def test_a_text_that_does_is_found() -> None:
 def test_what_does_not_exist_cannot_be_replaced() -> None:
     with pytest.raises(AttributeError):
         replace(settings.Settings, "no_such_field", 1)
+
+
+def test_what_is_only_a_type_hint_cannot_be_replaced() -> None:
+    """Where a module only names a type, nothing happens by a replacement of it."""
+    code = "from x import A, B, C\ndef f(a: A, b: int = B) -> A:\n    c: A = C\n    return a\n"
+    assert [uses(code, name) for name in "ABCf"] == [False, True, True, True]
+    with pytest.raises(LookupError):
+        replace(daemon, "Filesystem", None)

@@ -1,5 +1,7 @@
 """Who checks permissions, in words."""
 
+from typing import Any
+
 import pytest
 
 from cloakfs.config.options import Options
@@ -29,8 +31,28 @@ class Shifted(Policy):
 ANN = Caller(ServerId(1000), ServerId(1000), frozenset())
 
 
-def view(words: str = "", *, fixed: Caller | None = None, plugin: type[Policy] = Policy) -> View:
-    return View(plugin(parse_options(words)[0]), fixed)
+class Lower:
+    """Stands for the mount below, which nobody asks for this."""
+
+    path = "/lower"
+
+    def contains(self, info: Any) -> bool:
+        raise NotImplementedError
+
+    def is_visible_to(self, who: Any, fd: int, info: Any) -> bool:
+        raise NotImplementedError
+
+    def owner_of_new(self, who: Any, fd: int) -> tuple[ServerId, ServerId]:
+        raise NotImplementedError
+
+    def query(self, who: Any, fd: int) -> bytes:
+        raise NotImplementedError
+
+
+def view(
+    words: str = "", *, fixed: Caller | None = None, plugin: type[Policy] = Policy, lower: Lower | None = None
+) -> View:
+    return View(plugin(parse_options(words)[0]), fixed, lower=lower)
 
 
 @pytest.mark.parametrize("words", ["", "cloak_list=uid +077 1000 1999", "no_root_squash,anonuid=1000"])
@@ -51,6 +73,7 @@ def test_the_kernel_comes_to_the_same_result_where_ids_stay(words: str) -> None:
         (view(), "none", "groups=none"),
         (view(fixed=ANN), None, "a fixed view"),
         (view(plugin=Unmapped), None, "the plug-in"),
+        (view(lower=Lower()), None, "the mount below has ids of its own"),
     ],
 )
 def test_what_makes_a_difference_is_named(seen: View, groups: str | None, why: str) -> None:
@@ -64,3 +87,10 @@ def test_what_makes_a_difference_is_named(seen: View, groups: str | None, why: s
 def test_of_an_exported_mount_no_option_is_suggested() -> None:
     assert who_checks(view(), None, by_kernel=True, exported=True).endswith("for its NFS server")
     assert who_checks(view(), None, by_kernel=False, exported=True) == "checked by the daemon"
+
+
+def test_callers_that_the_daemon_cannot_see_are_named() -> None:
+    text = "callers in other pid namespaces"
+    assert text in who_checks(view(), None, by_kernel=True, exported=False, has_unseen=True)
+    assert text not in who_checks(view(), None, by_kernel=True, exported=True, has_unseen=True)
+    assert text not in who_checks(view(), None, by_kernel=True, exported=False)
