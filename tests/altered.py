@@ -14,7 +14,7 @@ import pickle
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from cloakfs.tuning import STANDARD, Tuning
 
@@ -41,12 +41,22 @@ def replace(owner: object, name: str, value: object) -> None:
 
     Raises:
         AttributeError: there is none of that name.
-        LookupError: a module has imported it, but uses it in type hints at most, so that nothing would be replaced.
+        LookupError: a module of cloakfs has imported it, but uses it in type hints at most, so that nothing would be
+            replaced.
     """
     getattr(owner, name)
-    if isinstance(owner, ModuleType) and not hasattr(owner, "__path__") and not uses(inspect.getsource(owner), name):
+    if _is_ours(owner) and not uses(inspect.getsource(owner), name):
         raise LookupError(f"{owner.__name__} does not use {name}")
     setattr(owner, name, value)
+
+
+def _is_ours(owner: object) -> TypeGuard[ModuleType]:
+    """Whether this is a module of cloakfs or its commands, and no package, whose names others use."""
+    return (
+        isinstance(owner, ModuleType)
+        and owner.__name__.startswith(("cloakfs", "cli."))
+        and "__path__" not in vars(owner)
+    )
 
 
 def uses(code: str, name: str) -> bool:

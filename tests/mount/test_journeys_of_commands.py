@@ -58,7 +58,7 @@ def test_explain(tree: str, exports: str, capsys: pytest.CaptureFixture[str]) ->
 
     journey = measure(explain)
     assert "unchanged" in capsys.readouterr().out
-    assert not journey.is_longer_than(Journey(614, 29, 276)), journey
+    assert not journey.is_longer_than(Journey(541, 30, 220)), journey
 
 
 def test_export_plan(exports: str) -> None:
@@ -69,4 +69,4 @@ def test_export_plan(exports: str) -> None:
         assert "10.1.0.0/16(" in knfsd.render(made.mounts)
 
     journey = measure(make)
-    assert not journey.is_longer_than(Journey(399, 13, 123)), journey
+    assert not journey.is_longer_than(Journey(403, 14, 129)), journey
