@@ -76,8 +76,8 @@ class Options:
     other: tuple[tuple[str, str | None], ...] = option((), hides=Hides.NOTHING, reloads=True)
 
     def hiding(self, *by: Hides) -> list[str]:
-        """Return the options that are given, and by which objects are hidden in one of these ways."""
-        return [it.name for it in fields(self) if it.metadata["hides"] in by and getattr(self, it.name)]
+        """Return the names of the options that are given and hide objects in one of these ways."""
+        return [it.name for it in fields(self) if it.metadata["hides"] in by and getattr(self, it.name) != it.default]
 
     @property
     def hides(self) -> bool:

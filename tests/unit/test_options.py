@@ -64,6 +64,13 @@ class WithNames(Options):
 BY_NAMES = WithNames(hide_names=("secret",))
 
 
+@dataclass(frozen=True, slots=True)
+class WithLevels(Options):
+    """Options as they would be if another one hid what lies deeper in the tree than so many levels."""
+
+    hide_below: int | None = option(None, hides=Hides.MORE, reloads=True)
+
+
 def given(name: str) -> Options:
     return parse_options(GIVEN[name], read_only=True)[0]
 
@@ -103,6 +110,13 @@ def test_clients_that_share_a_cache_are_warned_of(options: Options) -> None:
     """Whatever hides something from some callers, one user of a client may be shown what is another's."""
     assert options.may_hide
     assert "keeps one cache for all of them" in warnings(options)
+
+
+def test_an_option_is_given_if_its_value_is_not_the_default() -> None:
+    assert not WithLevels().may_hide
+    assert WithLevels(hide_below=0).may_hide
+    assert not WithLevels(hide_below=0).by_ids_and_mode
+    assert Policy(WithLevels(hide_below=0)).hides
 
 
 def test_nothing_is_hidden_otherwise() -> None:
