@@ -431,13 +431,6 @@ RULES: tuple[Rule, ...] = (
     Rule(What.ATTRIBUTES, Of.TOP, lambda case: _unsteady(case) and _top_alone(case), _lasting, _unreported),
     Rule(What.ATTRIBUTES, Of.ALL, _fixed, _lasting, _unreported),
     Rule(What.ATTRIBUTES, Of.ELSE, _unsteady, _briefly, _may_change),
-    Rule(
-        What.ATTRIBUTES,
-        Of.DIRECTORIES,
-        lambda case: _fixed(case) and not _by_handle(case) and case.terms.mode.no_client_cache,
-        _never,
-        _JUST_NOW,
-    ),
     Rule(What.ABSENT, Of.ALL, _fixed, _negative_seconds, _unnamed),
     Rule(What.ABSENT, Of.TOP, lambda case: _fixed(case) and _guarded(case), _never, _enters),
     Rule(What.ABSENT, Of.ELSE, _unsteady, _never, _may_change),
@@ -449,13 +442,6 @@ RULES: tuple[Rule, ...] = (
     Rule(What.ATTRIBUTES, Of.ALL, lambda case: _for_all(case) and _shown_alike(case), _lasting, _unreported),
     Rule(What.ATTRIBUTES, Of.ONE, _for_one, _lasting, _LONGEST),
     Rule(What.ATTRIBUTES, Of.ELSE, _per_caller, _briefly, _differs),
-    Rule(
-        What.ATTRIBUTES,
-        Of.DIRECTORIES,
-        lambda case: _per_caller(case) and case.terms.mode.no_client_cache,
-        _never,
-        _JUST_NOW,
-    ),
     Rule(
         What.ABSENT,
         Of.COMPLETE,
@@ -473,6 +459,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(What.ABSENT, Of.ELSE, _per_caller, _never, _may_be_hidden),
     # In either.
+    Rule(
+        What.ATTRIBUTES,
+        Of.DIRECTORIES,
+        lambda case: case.terms.mode.no_client_cache and not (_unsteady(case) or _by_handle(case)),
+        _never,
+        _JUST_NOW,
+    ),
     Rule(
         What.CONTENT,
         Of.ALL,
