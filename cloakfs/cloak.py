@@ -220,7 +220,7 @@ class CloakList:
     if all of these (at most two) say so. Its owner always sees it, and so do callers whose uid is exempt.
     """
 
-    __slots__ = ("_gids", "_uids", "condition", "condition_of_absent", "depends_on_groups", "exempt", "hides")
+    __slots__ = ("_gids", "_uids", "condition", "condition_of_absent", "depends_on_groups", "exempt")
 
     def __init__(
         self,
@@ -230,8 +230,6 @@ class CloakList:
         nobody_gid: ServerId = DEFAULT_NOBODY,
         exempt: Iterable[ServerId] = (),
     ) -> None:
-        self.hides = bool(defs)
-        """False if the list is empty, so that it hides nothing."""
         self.exempt = frozenset(exempt)
         """The uids of callers from whom nothing is hidden."""
         columns = packed(defs)
