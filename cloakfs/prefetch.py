@@ -176,17 +176,7 @@ class Cursor:
     """
 
     __slots__ = (
-        "begins",
-        "cold",
-        "debt",
-        "expected",
-        "file",
-        "furthest",
-        "proof",
-        "requested",
-        "seq_count",
-        "trusted",
-        "used",
+        "begins", "cold", "debt", "expected", "file", "furthest", "proof", "requested", "seq_count", "trusted", "used",
         "waits",
     )  # fmt: skip
 

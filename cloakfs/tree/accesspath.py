@@ -1,4 +1,4 @@
-"""The path from the root to a directory, and who may see all directories on it. Pure."""
+"""The path from the root to a directory, and who may see all directories on it; no system call is made for that."""
 
 from ..cloak import Condition
 from .actor import Actor
@@ -58,7 +58,7 @@ class AccessPath:
         """Whether `AccessPath(parent, condition)` would be the same."""
         return self.parent is parent and self._condition == condition
 
-    def admits(self, who: "Actor") -> bool:
+    def admits(self, who: Actor) -> bool:
         """Whether `who` may see each directory on it."""
         at = self._conditions
         while at is not None:

@@ -67,9 +67,8 @@ class TreeMounts:
         self.by_mount: dict[int, MountedFilesystem] = {}
         self.is_one = False
         self.by_number: dict[int, MountedFilesystem] = {}
-        self._remote_mountpoints: dict[
-            tuple[int, int], set[bytes]
-        ] = {}  # directory's `dev_ino` -> names of remote mounts
+        # By the `dev_ino` of a directory: the names in it at which a remote file system is mounted.
+        self._remote_mountpoints: dict[tuple[int, int], set[bytes]] = {}
         self.on_new_filesystem: Callable[[MountedFilesystem], None] | None = None
         self._changes = mounts.MountTableChanges()
         self._not_before = 0.0  # until then, the mount table is not read for a request
@@ -150,9 +149,9 @@ class TreeMounts:
     def _is_excluded(self, place: mounts.Place) -> bool:
         """Whether this mount inside the tree is excluded.
 
-        That are FUSE file systems of users, whose daemons may answer late or never, and every cloakfs: this daemon
-        would wait for itself; another cloakfs may hide from root what callers make there, and what is meant for a
-        server alone would be open to them.
+        FUSE file systems of users are, because their daemons may answer late or never, and so is every cloakfs: this
+        daemon would wait for itself; another cloakfs may hide from root what callers make there, and what is meant for
+        a server alone would be open to them.
         """
         return place.mounter != 0 or place.kind in KINDS or place.device == self._own_device
 

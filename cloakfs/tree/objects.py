@@ -101,7 +101,7 @@ class Rare:
     """What only few objects have.
 
     Attributes:
-        content, open_files, others, strayed: see the properties of `Object`.
+        content, open_files, others, relocated: see the properties of `Object`.
         ctime_ahead: by how many nanoseconds replies give a later ctime than it has (`filesystem.recall`).
         reported_sizes: like `Object.reported_size`, in the views with other numbers.
     """
@@ -134,8 +134,8 @@ class Object:
     strays: "dict[bytes, dict[Object, None]] | None" = None
     further: "set[tuple[bytes, Object]] | None" = None
     verified_epoch = -1
-    condition: "Condition | None" = None
-    access_path: "AccessPath | None" = None
+    condition: Condition | None = None
+    access_path: AccessPath | None = None
     no_acl_since = NEVER
     has_names_for_one = False
     proof: CompletenessProof | None = None
@@ -264,7 +264,7 @@ class Directory(Object):
         # Who may see it (`accesspath`, `visibility`).
         self.verified_epoch = -1  # the `Registry.epoch` with which its place, and who sees it, were verified
         self.condition = None
-        self.access_path = None  # who may search all directories down to it
+        self.access_path = None  # who may see it and all directories above
         self.no_acl_since = NEVER  # `verified_epoch` when it had no ACL. It has none as long as both are the same.
 
         # What the kernel caches of it (`kernelcache.audience`, `kernelcache.complete`, `kernelcache.timeouts`).

@@ -133,13 +133,11 @@ class Prefaulter:
             return
         if any(found.inodes.get(place) == dev_ino(info) for place in link.places):
             return
-        name = os.path.basename(calls.path_of(fd))
+        inode, name = dev_ino(info), os.path.basename(calls.path_of(fd))
         above, above_inode = self._mounts.open_above(fd)
         try:
             # The top of a mount that was detached is its own parent, and has no name.
-            is_there = above_inode != dev_ino(info) and dev_ino(calls.statx(linux.ROOT, above, name)[0]) == dev_ino(
-                info
-            )
+            is_there = above_inode != inode and dev_ino(calls.statx(linux.ROOT, above, name)[0]) == inode
         except OSError:
             is_there = False
         if is_there:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from .. import linux
 from ..cloak import CloakList
@@ -31,10 +31,6 @@ from .locate import is_settled
 from .nodes import Nodes
 from .notes import noting
 from .objects import NEVER, Directory, Object
-
-if TYPE_CHECKING:
-    pass
-
 
 AT_ONCE = 128
 """How many directories are checked without giving time to other requests, which takes about a millisecond."""
@@ -322,9 +318,11 @@ class Visibility:
     def check(
         self, view: View, who: Actor, obj: Object, info: linux.Stat, known: Mapping[Object, bool] | None = None
     ) -> Sight:
-        """Return what `is_visible` does, and what became known of the object's ACL.
+        """Return what `is_visible` does, with the same arguments, and what became known of the object's ACL.
 
-        The arguments and `Far` are those of `is_visible`."""
+        Raises:
+            Far: there are too many directories above to check all of them at once (`approach`).
+        """
         nodes = self._nodes
         steps = 0
         if not view.hides or who is DAEMON:
