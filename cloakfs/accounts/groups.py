@@ -157,7 +157,7 @@ class DatabaseGroups:
 
 
 def database_groups(uid: ServerId) -> frozenset[ServerId]:
-    """Query the user database for the groups of a user, in a thread, since it may take long; none if it has no such."""
+    """Return the groups of a user in the user database, none if it is unknown; in a thread, since it may take long."""
     try:
         entry = userdatabase.getpwuid(uid)
     except KeyError:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 # The maximum number of threads whose descriptors are kept open, and of lists of groups.
-_MOST_DESCRIPTORS = 64
+_MOST_CACHED = 64
 # The maximum total size of these lists, as they stand in /proc. Any user can be in 65,536 groups (user_namespaces(7)).
 _MOST_BYTES = 1 << 20
 
@@ -111,7 +111,7 @@ class ThreadStatus:
         groups = self._parsed.get(line)
         if groups is None:
             self._bytes += len(line)
-            if len(self._parsed) >= _MOST_DESCRIPTORS or self._bytes > _MOST_BYTES:
+            if len(self._parsed) >= _MOST_CACHED or self._bytes > _MOST_BYTES:
                 self._parsed.clear()
                 self._bytes = len(line)
             # This takes half the time of int(), and a caller may be in 65,536 groups.
@@ -140,7 +140,7 @@ class ThreadStatus:
 
     def _open(self, tid: int) -> int:
         fd = process.open_status(tid)
-        if len(self._descriptors) >= _MOST_DESCRIPTORS:
+        if len(self._descriptors) >= _MOST_CACHED:
             os.close(self._descriptors.pop(next(iter(self._descriptors))))
         self._descriptors[tid] = fd
         return fd

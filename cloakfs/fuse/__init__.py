@@ -1,1 +1,1 @@
-"""All that knows pyfuse3, libfuse or /dev/fuse, and nothing of cloakfs."""
+"""Sessions with the kernel, by pyfuse3 and /dev/fuse; nothing of policies, views or the configuration."""

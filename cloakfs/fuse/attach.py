@@ -237,7 +237,7 @@ class Attached:
         return next(at_target, None) == self.mount_id
 
     def detach(self) -> None:
-        """Detach the mount at once; processes that have it open hold it until they close it.
+        """Detach the mount at once; processes that have it open can use it until they close it.
 
         The session must not have ended. A mount on top would be detached with this one, so in that case both stay.
         """

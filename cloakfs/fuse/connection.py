@@ -23,8 +23,8 @@ _CONTROL = "/sys/fs/fuse/connections"
 def open_control(device: str, name: str, flags: int) -> int:
     """Open a file of the connection whose file system has this device (`mountinfo.Place`).
 
-    A file system for this is mounted apart, in no process's view. Where that cannot be, as in a container, the
-    machine's is used, if any.
+    A file system for this is mounted where no path leads. Where that cannot be, as in a container, the machine's is
+    used, if any.
     """
     major, _, minor = device.partition(":")
     number = int(major) << _MINOR_BITS | int(minor)
@@ -57,7 +57,7 @@ def limit_background(device: str, most: int, congested: int) -> None:
 def open_abort(device: str) -> int:
     """Return a descriptor for `abort`, of the connection whose file system has this device (`mountinfo.Place`).
 
-    It works for this connection and no later one, and does not hold the connection.
+    It works for this connection and no later one, and does not keep the connection alive.
 
     Raises:
         OSError: the kernel cannot do this (before Linux 5.2), or there is no such connection.

@@ -44,6 +44,6 @@ def _is_dead(fd: int) -> bool:
 
 
 def detach(target: str) -> None:
-    """Detach the mount at `target` at once; processes that have it open hold it until they close it."""
+    """Detach the mount at `target` at once; processes that have it open can use it until they close it."""
     with ownfiles.raised(linux.CAP_SYS_ADMIN), contextlib.suppress(OSError):  # another process unmounted it
         linux.umount(target, linux.MNT_DETACH)

@@ -43,7 +43,7 @@ It is distinguished by identity, too.
 """
 
 _of_daemon = ROOT
-_has_switched = False  # whether a thread of this process may act as another than the one that started it
+_has_switched = False  # whether a thread of this process may have other credentials than it began with
 
 
 def set_daemon_credentials(who: Credentials) -> None:

@@ -59,7 +59,7 @@ def query(lower: LowerMount, who: linux.Credentials, fds: Iterable[int]) -> Lowe
 
 
 class Query:
-    """What a thread queries of the lower mount after it has prefaulted an object (`Nodes.prefault`).
+    """The query to the lower mount that a thread makes after it has prefaulted an object (`Nodes.prefault`).
 
     Args:
         lower: the lower mount.
@@ -74,7 +74,7 @@ class Query:
         self.answers = LowerAnswers(self._who, {})
 
     def after(self, prefault: Callable[[], Prefaulted], obj: Object, root: Object) -> Callable[[], Prefaulted]:
-        """Return a function that calls `prefault`, then queries all objects that decide whether `obj` is visible."""
+        """Return a function that calls `prefault`, then asks about all objects that decide whether `obj` is visible."""
         numbers = _objects_to_query(obj, root)
 
         def work() -> Prefaulted:

@@ -99,8 +99,12 @@ class Descriptors:
         raise Stale
 
     def cache(self, obj: Object, fd: int, info: Stat | None = None) -> None:
-        """Cache a descriptor (O_PATH) for `obj`, which has none, and take ownership of it; `info` is its stat, if
-        known.
+        """Cache this descriptor (O_PATH) for `obj`, which has none, and own it from now on.
+
+        Args:
+            obj: the object.
+            fd: the descriptor.
+            info: its stat, if known.
 
         Raises:
             Stale: it is a directory, but the object is not. (A file system may use a handle again.)

@@ -16,9 +16,7 @@ callers = st.builds(lambda uid, gid, more: Caller(uid, gid, more | {gid}), IDS, 
 
 
 @given(st.lists(st.none() | conditions, max_size=12), st.integers(1, 8), callers)
-def test_a_passage_admits_whom_all_directories_on_it_admit(
-    some: list[Condition | None], times: int, who: Caller
-) -> None:
+def test_a_path_admits_whom_all_directories_on_it_admit(some: list[Condition | None], times: int, who: Caller) -> None:
     way = some * times
     access_path = AccessPath(None, None)
     for condition in way:
@@ -62,7 +60,7 @@ trees = st.integers(1, 12).flatmap(
 
 
 @given(trees, st.data())
-def test_a_passage_holds_until_a_directory_on_it_changes(tree: _Tree, data: st.DataObject) -> None:
+def test_a_path_holds_until_a_directory_on_it_changes(tree: _Tree, data: st.DataObject) -> None:
     numbers = st.integers(0, len(tree.above))
     changes, void = 0, set[int]()
     for _ in range(20):

@@ -224,10 +224,10 @@ def test_it_is_complete_and_each_object_is_in_one_line() -> None:
 
 
 def test_what_is_not_cached_for_long_has_a_reason() -> None:
-    evaluate = {0, BRIEF_SECONDS, SHORT_SECONDS, ABSENT_SECONDS, LONG_SECONDS, None}
+    allowed = {0, BRIEF_SECONDS, SHORT_SECONDS, ABSENT_SECONDS, LONG_SECONDS, None}
     for _, _, _, report in REPORTS:
         for fact in report:
-            assert fact.seconds in evaluate
+            assert fact.seconds in allowed
             short = fact.seconds in (0, BRIEF_SECONDS, SHORT_SECONDS, ABSENT_SECONDS)
             derived = fact.what == "POSIX ACLs"  # the attributes have the reason
             assert bool(fact.reason) or not short or derived, fact

@@ -1,4 +1,4 @@
-"""A request that had to wait is served by the policy in force when it continues; and what a reload changes."""
+"""A request that had to wait is served by the policy in force when it continues."""
 
 from types import SimpleNamespace
 from typing import Any
