@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Columns(Sequence[T], Generic[T]):
-    """A sequence of records, which are made anew each time that somebody wants one.
+    """A sequence of records, each of which is made anew whenever it is read.
 
     It equals every sequence of equal records.
     """

@@ -18,13 +18,13 @@ class Tuning:
         groups_seconds: how long its answer holds at most.
         groups_patience_seconds: how long a request waits for its answer.
         filesystem_seconds: how long a file system may take to answer when it becomes known.
-        notify_threads: how many threads make the kernel forget names, besides those that wait for a lock; None: it
+        notify_threads: how many threads have the kernel invalidate names, besides those that wait for a lock; None: it
             depends on how many processors there are.
         most_notify_threads: how many may be waiting at a time.
         notify_wait_seconds: a thread to which one name takes longer than this seems to wait for a lock.
-        notify_patience_seconds: how long the kernel may take to forget a name until nothing is remembered in its
-            directory any more.
-        names_at_once: how many names below a directory are forgotten without giving time to others.
+        notify_patience_seconds: how long the kernel may take to invalidate a name; after that, its directory is
+            stalled, and nothing more is cached in it.
+        names_at_once: how many names below a directory are invalidated without giving time to other requests.
         most_levels: how many directories deep a tree may become through the mount: twice as deep as the longest path
             (PATH_MAX) can lead. It may be deeper on disk, or become so by renames. A handle that leads deeper is not
             followed to the root.
