@@ -17,6 +17,11 @@ def plugin_rule(policy: Policy) -> str:
     return f"plug-in {policy.options.policy}"
 
 
+def lower_rule(mount: str) -> str:
+    """Return what stands in place of a rule where the lower mount, which is at `mount`, hides an object."""
+    return f"hidden by the lower mount, {mount}"
+
+
 def forward_rule(policy: Policy, kind: Kind, client_id: ClientId) -> str:
     """Return what decides the server id of a caller's `client_id`: a definition, or why none applies."""
     if not policy.forwards_by_mapping:
@@ -97,7 +102,7 @@ def difference(view: View, groups: str | None) -> str:
     if view.fixed is not None:
         return "a fixed view has ids and groups of its own"
     if view.lower is not None:
-        return "the mount below has ids of its own"
+        return "the lower mount has ids of its own"
     if not view.maps_by_tables:
         return "the plug-in decides about ids, groups and modes"
     if not all(ids.keeps_ids() for ids in view.policy.ids.values()):

@@ -16,7 +16,7 @@ from ..accounts.groups import group_source
 from ..cloak import Verdict
 from ..identity import Caller, ClientCaller, ClientId, ServerId
 from ..linux import ROOT
-from ..reasons import forward_rule, plugin_rule, reason_of
+from ..reasons import forward_rule, lower_rule, plugin_rule, reason_of
 from ..stacking.answers import AnsweredActor, query
 from ..tree import calls
 from ..tree.actor import actor, credentials
@@ -141,7 +141,7 @@ def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False)
     visible = shown is not None and is_shown_by_lower and (is_root or view.visible(who, attrs))
     reason = reason_of(policy, who, attrs, verdicts, is_root=is_root, is_shown=shown is not None)
     if lower is not None and not is_shown_by_lower:
-        reason = f"hidden by the mount below, {lower.path}"
+        reason = lower_rule(lower.path)
     identity = credentials(who)
     with calls.as_others():
         permissions = sum(mode for mode in (READ, WRITE, EXECUTE) if calls.access(identity, fd, mode))

@@ -330,12 +330,13 @@ def _unnamed(case: CacheCase) -> Why:
     return _unreported(case)
 
 
+_LOWER_MOUNT = Why("the lower mount reports no changes")
 _BY_MORE = Why("who sees what does not follow from ids and modes alone")
 
 
 def _may_change(case: CacheCase) -> Why:
     if case.view.lower is not None:
-        return Why("the mount below reports no changes")
+        return _LOWER_MOUNT
     if not case.view.policy.is_plugin:
         return _BY_MORE
     return Why("the plug-in may change its mind at any time")
@@ -361,7 +362,7 @@ def _differs(case: CacheCase) -> Why:
     """Why callers may be shown different things in a caller view."""
     mode = case.terms.mode
     if case.view.lower is not None:
-        return Why("the mount below reports no changes")
+        return _LOWER_MOUNT
     if not _tells_what_all_see(case):
         if not case.view.policy.is_plugin:
             return _BY_MORE

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ..identity import Caller
 from ..policy import Attrs
-from ..reasons import reason_of
+from ..reasons import lower_rule, reason_of
 from ..view import View
 from .objects import Object
 
@@ -55,7 +55,7 @@ class Notes:
     def add_hidden_by_lower(self, mount: str, name: bytes, obj: Object | None = None) -> None:
         """Note that the lower mount, which is at `mount`, hides an object."""
         if self._has_room(name, obj):
-            self.hidden.append(Hidden(name, obj, f"hidden by the mount below, {mount}"))
+            self.hidden.append(Hidden(name, obj, lower_rule(mount)))
 
     def _has_room(self, name: bytes, obj: Object | None) -> bool:
         """Whether to note this object, too: it is not noted yet, and there are not too many already."""

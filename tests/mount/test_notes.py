@@ -22,7 +22,7 @@ from tests.mount.test_visibility import OTHER, OWNER, POLICY, go_down, make_visi
 __all__ = ["make_visibility", "visibility"]  # fixtures
 
 HIDES = "uid +007 1 9999"
-BELOW = "hidden by the mount below, /lower"
+LOWER = "hidden by the lower mount, /lower"
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_the_lower_mount_is_the_reason_where_it_hides(
     def reasons(has: list[Object], shows: list[Object]) -> list[tuple[Object | None, bool]]:
         lower: Any = Lower(has, shows)
         found = noted(lambda: visibility.note_hidden(View(POLICY, lower=lower), other, obj))
-        return [(hidden.obj, hidden.reason == BELOW) for hidden in found]
+        return [(hidden.obj, hidden.reason == LOWER) for hidden in found]
 
     assert reasons([obj, above], []) == [(obj, True)]
     assert reasons([obj, above], [obj]) == [(obj, False)]

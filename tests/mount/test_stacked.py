@@ -253,7 +253,7 @@ def test_explain_says_which_of_them_hides(mount: Callable[..., Mount], user: Cal
         user(uid).do(os.mkdir, upper.at(str(uid)))
     for who, path, status, reason in (
         (2000, "2000", 0, "nothing"),
-        (2002, "2000", 3, f"hidden by the mount below, {lower.path}"),
+        (2002, "2000", 3, f"hidden by the lower mount, {lower.path}"),
         (2000, "2002", 3, "uid +000 2002 2003 hides it"),
     ):
         done = run("explain", upper.at(path), "--as", f"{who}:{who}", "--json", check=False)

@@ -351,7 +351,7 @@ def test_the_mount_below(base: str, tree: str, mount: MakeMount, user: MakeUser,
     seen, below = watching(upper), watching(lower)
     ben = user(BEN)
     assert not ben.do(names, upper.path)
-    expected = [{"path": upper.at("secret"), "reason": f"hidden by the mount below, {lower.path}"}]
+    expected = [{"path": upper.at("secret"), "reason": f"hidden by the lower mount, {lower.path}"}]
     assert expected in [record["hidden"] for record in seen.records() if record["operation"] == "readdir"]
     below.records()
     assert ben.error(os.stat, upper.at("secret")) == errno.ENOENT

@@ -32,7 +32,7 @@ ANN = Caller(ServerId(1000), ServerId(1000), frozenset())
 
 
 class Lower:
-    """Stands for the mount below, which nobody asks for this."""
+    """Stands for the lower mount, which is not queried for this."""
 
     path = "/lower"
 
@@ -73,7 +73,7 @@ def test_the_kernel_comes_to_the_same_result_where_ids_stay(words: str) -> None:
         (view(), "none", "groups=none"),
         (view(fixed=ANN), None, "a fixed view"),
         (view(plugin=Unmapped), None, "the plug-in"),
-        (view(lower=Lower()), None, "the mount below has ids of its own"),
+        (view(lower=Lower()), None, "the lower mount has ids of its own"),
     ],
 )
 def test_what_makes_a_difference_is_named(seen: View, groups: str | None, why: str) -> None:
