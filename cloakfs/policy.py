@@ -76,6 +76,7 @@ class Policy:
     def __init__(self, options: Options | None = None) -> None:
         options = options or Options()
         self.options = options
+        self._hides_by_more = bool(options.hiding(Hides.MORE))  # once, and not for each entry of a listing
         range_map = packed(options.range_map)
         self.ids: dict[Kind, IdMap] = {
             "uid": range_map.table("uid", options.anonuid, options.squash),
@@ -121,7 +122,7 @@ class Policy:
     @property
     def by_ids_and_mode(self) -> bool:
         """Whether `visible` goes by mode, owner and group of an object and ids of the caller alone: `cloak` decides."""
-        return is_built_in(self, "visible") and not self.options.hiding(Hides.MORE)
+        return is_built_in(self, "visible") and not self._hides_by_more
 
     @property
     def forwards_by_mapping(self) -> bool:
