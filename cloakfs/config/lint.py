@@ -213,7 +213,7 @@ def key_of(entry: Export) -> tuple[str, str]:
     if "/" in client:
         with contextlib.suppress(ValueError):  # a flavor of Kerberos
             client = str(ip_network(client, strict=False))
-    return "/".join(part for part in entry.path.split("/") if part not in ("", ".")), client
+    return "/".join([part for part in entry.path.split("/") if part not in ("", ".")]), client
 
 
 def describe_kinds(options: Options) -> str:

@@ -137,7 +137,7 @@ def absolute(entry: Export) -> Export:
 
 def mount_name(path: str, client: str) -> str:
     """Return the name of the directory that `client` mounts for `path`. It is short, and need not be unique."""
-    tree = "-".join(part for part in path.split("/") if part not in ("", ".")) or "root"
+    tree = "-".join([part for part in path.split("/") if part not in ("", ".")]) or "root"
     name = tree if client == "*" else f"{tree}@{client.removeprefix('@').replace('*', 'any')}"
     return re.sub(r"[^A-Za-z0-9._+@-]", "_", name)
 

@@ -1,7 +1,6 @@
 """The lower mount: the cloakfs mount that a daemon's tree lies in, if any. (`upper` explains how the two cooperate.)"""
 
 import errno
-from typing import TYPE_CHECKING
 
 from .. import linux
 from ..fuse.attach import MountError
@@ -11,11 +10,9 @@ from ..linux import mountinfo
 from ..state.client import Conversation, DaemonError
 from ..state.runtime import Mounted, all_mounted
 from ..tree import calls
+from ..tree.actor import Actor
 from .answers import AnsweredActor, Unanswered
 from .upper import QUERY_XATTR, UPPER
-
-if TYPE_CHECKING:
-    from ..tree.actor import Actor
 
 # The errors by which a mount hides an object, or refuses a caller altogether.
 _HIDDEN = (errno.ESTALE, errno.ENOENT, errno.EACCES)
@@ -82,7 +79,7 @@ class LowerMountClient:
         """Whether the object with this stat is in it. (Something else may be mounted on top.)"""
         return info.st_dev == self._device
 
-    def is_visible_to(self, who: "Actor", fd: int, info: linux.Stat) -> bool:
+    def is_visible_to(self, who: Actor, fd: int, info: linux.Stat) -> bool:
         """Whether `who` may know of the lower mount's object that has this stat, and that `fd` (O_PATH) refers to.
 
         The session loop must not wait for the lower mount, nor for what that waits for: `who` is an `AnsweredActor`

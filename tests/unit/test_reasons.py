@@ -6,7 +6,7 @@ from cloakfs.config.parse import parse_options
 from cloakfs.identity import Caller, ClientCaller, ClientId, ServerId
 from cloakfs.mapping import MAX_ID
 from cloakfs.policy import Attrs, Policy
-from cloakfs.reasons import forward_rule, reason_of, reverse_rule
+from cloakfs.reasons import forward_rule, lower_rule, reason_of, reverse_rule
 
 ANN = Caller(ServerId(1001), ServerId(50), frozenset({ServerId(50)}))
 
@@ -90,3 +90,7 @@ def test_a_plug_in_is_named_where_it_decides() -> None:
     assert reverse_rule(of, "uid", ServerId(0)) == "plug-in x.py:X"
     assert reason_of(of, ANN, attrs, [], is_root=False, is_shown=True) == "plug-in x.py:X"
     assert reason_of(of, ANN, attrs, [], is_root=False, is_shown=False) == "plug-in x.py:X failed"
+
+
+def test_a_lower_mount_is_named_where_it_hides() -> None:
+    assert lower_rule("/lower") == "hidden by the lower mount, /lower"

@@ -58,8 +58,10 @@ def test_clients_are_told_and_claim_their_locks(share: Callable[..., Share]) -> 
         held = who.do(os.open, f"{place}/held", os.O_RDWR | os.O_CREAT)  # which makes a restart necessary
         before = tree.pid
         kill(before)
-        wait_until(lambda: nfsdrestart.is_in_grace() and not os.listdir(_MONITORED), RECOVERY)
-        assert _STATE.read_bytes() != state  # by which clients know that lockd has forgotten their locks
+        # By another state, clients know that lockd has forgotten their locks.
+        wait_until(
+            lambda: nfsdrestart.is_in_grace() and not os.listdir(_MONITORED) and _STATE.read_bytes() != state, RECOVERY
+        )
         assert lock(file, "other") == IN_GRACE
         # (Here it does not last: the client is the server itself, whose restart it reports to its own lockd.)
         assert lock(file, "lab", reclaim=True) == GRANTED
