@@ -425,15 +425,15 @@ class Core(pyfuse3.Operations):
                 pass
         who = at.who.found()  # only this thread may find out the groups
         try:
-            return await self._do_in_thread(at._replace(who=who), call, *args)
+            return await self._do_in_thread(replace(at, who=who), call, *args)
         except OSError as exc:
             if not self.nodes.makes_room(exc):
                 raise
-            return await self._do_in_thread(at._replace(who=who), call, *args)
+            return await self._do_in_thread(replace(at, who=who), call, *args)
 
     async def _do_in_thread(self, at: Request, call: Callable[..., _T], *args: Any) -> _T:
         """Make `call(at, *args)` in a thread, which may outlive this task, but not `at.pin`."""
-        at = at._replace(in_thread=True)
+        at = replace(at, in_thread=True)
         return await trio.to_thread.run_sync(partial(call, at, *args), abandon_on_cancel=True)
 
     async def _again(self, at: Request, inode: InodeT, ctx: RequestContext) -> Request:
@@ -441,8 +441,9 @@ class Core(pyfuse3.Operations):
         if self.views.get(at.number) is at.view:
             filesystem = at.obj.filesystem
             if filesystem.slow_until > 0 or filesystem.by_threads:  # a thread may have been waited for
-                return at._replace(info=filesystem.stat(at.fd), has_acl=None)
-            return at if at.has_acl is None else at._replace(has_acl=None)
+                return replace(at, info=filesystem.stat(at.fd), has_acl=None)
+            at.has_acl = None
+            return at
         return await self._enter(inode, ctx)
 
     async def _again_with_answers(
@@ -458,9 +459,9 @@ class Core(pyfuse3.Operations):
             if lower is None or at.who is DAEMON:
                 return at
             if answers is not None and answers.who == at.who.credentials:
-                return at._replace(who=AnsweredActor(at.who, answers))
+                return replace(at, who=AnsweredActor(at.who, answers))
             pin = Descriptor(self.nodes.with_descriptor(calls.dup, fd), (0, 0), 0)
-            of_it = at._replace(fd=pin.fd, who=at.who.found(), pin=pin)
+            of_it = replace(at, fd=pin.fd, who=at.who.found(), pin=pin)
             answers = await self._do_in_thread(of_it, self._query_lower)
 
     @staticmethod
@@ -522,7 +523,7 @@ class Core(pyfuse3.Operations):
         except BaseException:
             calls.close(fd)
             raise
-        return at._replace(has_searched=True), fd, self.finder.check(at, name, fd)
+        return replace(at, has_searched=True), fd, self.finder.check(at, name, fd)
 
     async def _open_visible(
         self, at: Request, name: bytes, inode: InodeT, ctx: RequestContext
@@ -554,7 +555,7 @@ class Core(pyfuse3.Operations):
         """In a thread: open the entry `name` (`_open_named`), and query the lower mount about it."""
         fd = self._open_named(at, name)
         try:
-            return fd, self._query_lower(at._replace(fd=fd))
+            return fd, self._query_lower(replace(at, fd=fd))
         except BaseException:
             calls.close(fd)
             raise

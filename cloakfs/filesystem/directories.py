@@ -219,12 +219,10 @@ class DirectoryOperations(NameOperations):
             silent = {name for name, _, _ in names if name in far and not await self._responds(directory.obj, name)}
         if not names:
             return False
-        *shown, directory.end = self.nodes.positions.shown(directory.tweak, [*(after for _, after, _ in names), END])
-        directory.pending += [
-            (name, after, kind, seen)
-            for (name, after, kind), seen in zip(names, shown, strict=True)
-            if name not in silent
-        ]
+        entries, after, kinds = zip(*names, strict=True)
+        *shown, directory.end = self.nodes.positions.shown(directory.tweak, (*after, END))
+        read_on = zip(entries, after, kinds, shown, strict=True)
+        directory.pending += [it for it in read_on if it[0] not in silent] if silent else read_on
         return True
 
     async def _read_remote(self, fh: FileHandleT, directory: OpenDirectory) -> list[tuple[bytes, int, int]]:
@@ -366,13 +364,17 @@ class DirectoryOperations(NameOperations):
             directory.proof = self.cache.complete_directories.begin(at)
         # What the kernel already knows takes as little as possible: directories may have very many names.
         proof, number, viewer, unreported = directory.proof, at.number, at.viewer, directory.unreported
-        is_known_to, nodeid = self.cache.is_known_to, self.nodes.nodeid
+        if proof is not None and proof.is_proven:
+            proof = None
+        is_known_to, nodeid, readdir_reply = self.cache.is_known_to, self.nodes.nodeid, pyfuse3.readdir_reply
+        token, found = reply.token, directory.found
         # It must be what the name leads to now: every change made until now has to have been reported.
         known = (at.obj.children or {}) if at.who is not DAEMON and self.visibility.access_paths.is_up_to_date() else {}
         pending = directory.pending
         # The last one that is shown, with what to report of it: attributes, or an inode number alone.
         last: Entry | None = None
         last_shown: EntryAttributes | int = 0
+        reached: Entry | None = None  # the last one that is reported, or left out
         done = 0
         left: list[bytes] = []
         try:
@@ -397,23 +399,32 @@ class DirectoryOperations(NameOperations):
                         self.cache.complete_directories.invalidate(at.obj)
                         self._drop_found(directory, name)
                         if last is None:
-                            _, directory.cookie, _, directory.shown = it
+                            reached = it
                         else:
                             last = last[0], it[1], last[2], it[3]
                         continue
-                if last is not None and not self._add(directory, reply, last, last_shown):
-                    if not isinstance(shown, int):
-                        left.append(name)
-                    return False
+                if last is not None:
+                    if isinstance(last_shown, int) and not found:  # as `_add` does, without the call
+                        has_room = readdir_reply(token, last[0], name_only(last_shown, last[2]), last[3])
+                    else:
+                        has_room = self._add(directory, reply, last, last_shown)
+                    if not has_room:
+                        if not isinstance(shown, int):
+                            left.append(name)
+                        return False
+                    reply.has_entries = True
+                    reached = last
                 last, last_shown = it, shown
             done = min(most, len(pending))
             if last is not None and directory.at_end:
                 end = last[0], END, last[2], directory.end
                 if not self._add(directory, reply, end, last_shown):
                     return False
-                last = None
+                reached, last = end, None
             return True
         finally:
+            if reached is not None:
+                _, directory.cookie, _, directory.shown = reached
             directory.pending = pending[done:]
             if last is not None:
                 directory.pending.insert(0, last)
@@ -423,14 +434,16 @@ class DirectoryOperations(NameOperations):
 
     def _add(self, directory: OpenDirectory, reply: Reply, it: Entry, shown: EntryAttributes | int) -> bool:
         """Report an entry, with these attributes or an inode number alone; return False if there is no room."""
-        name, after, kind, position = it
-        entry = name_only(shown, kind) if isinstance(shown, int) else shown
-        if not pyfuse3.readdir_reply(reply.token, name, entry, position):
-            return False
+        name, _, kind, position = it
+        if isinstance(shown, int):
+            if not pyfuse3.readdir_reply(reply.token, name, name_only(shown, kind), position):
+                return False
+        else:
+            if not pyfuse3.readdir_reply(reply.token, name, shown, position):
+                return False
+            if name not in (b".", b".."):
+                self.nodes.get(shown.st_ino).lookups += 1
         reply.has_entries = True
-        if entry is shown and name not in (b".", b".."):
-            self.nodes.get(entry.st_ino).lookups += 1
-        directory.cookie, directory.shown = after, position
         if directory.found:
             self._drop_found(directory, name)
         return True

@@ -6,6 +6,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import trio
@@ -636,7 +637,7 @@ class NameOperations(Core):
         """Return the same request, about another object of the view to which the caller was let in as well."""
         fd = self.nodes.fd(obj)
         info, waits = obj.filesystem.stat(fd), self.nodes.waits(obj)
-        return at._replace(obj=obj, fd=fd, info=info, has_acl=None, pin=obj.descriptor, waits=waits)
+        return replace(at, obj=obj, fd=fd, info=info, has_acl=None, pin=obj.descriptor, waits=waits)
 
     @staticmethod
     def _rename(old: Request, name_old: bytes, new: Request, *, name_new: bytes, flags: int) -> None:

@@ -111,13 +111,16 @@ def groups_in(status: int) -> tuple[bytes, int]:
     Raises:
         ProcessLookupError: it has ended.
     """
-    text = ownfiles.pread(status, 1024, 0)
-    leader = int(_line(text, b"\nTgid:") or 0)
-    groups = _line(text, b"\nGroups:")
-    while groups is None and (more := ownfiles.pread(status, 65536, len(text))):
-        text += more  # the user is in a great many groups
-        groups = _line(text, b"\nGroups:")
-    return groups or b"", leader
+    text = more = ownfiles.pread(status, 1024, 0)
+    while True:
+        before, _, rest = text.partition(b"\nGroups:")
+        groups, is_whole, _ = rest.partition(b"\n")
+        if is_whole or not more:
+            break
+        more = ownfiles.pread(status, 65536, len(text))  # the user is in a great many groups
+        text += more
+    leader, _, _ = before.partition(b"\nTgid:")[2].partition(b"\n")
+    return groups if is_whole else b"", int(leader or 0)
 
 
 def capabilities_in(status: int) -> tuple[int, int]:

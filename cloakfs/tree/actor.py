@@ -7,8 +7,8 @@ from typing import Any
 from .. import linux
 from ..identity import Caller, ClientId, ServerId
 
-# How many identities are cached. There must be a limit, because clients choose theirs.
-_MOST_IDENTITIES = 1024
+MOST_IDENTITIES = 1024
+"""How many identities are cached. There must be a limit, because clients choose theirs."""
 
 
 def credentials(who: Caller, lacks: int = 0) -> linux.Credentials:
@@ -24,7 +24,7 @@ def _make_credentials(who: Caller) -> linux.Credentials:
     return linux.Credentials(who.uid, who.gid, tuple(sorted(who.groups - {who.gid})))
 
 
-_credentials = lru_cache(_MOST_IDENTITIES)(_make_credentials)
+_credentials = lru_cache(MOST_IDENTITIES)(_make_credentials)
 _long_credentials = lru_cache(linux.MOST_LONG)(_make_credentials)
 
 
@@ -118,7 +118,7 @@ def _make_actor(who: Caller) -> Actor:
     return Actor(who.uid, who.gid, lambda: who)
 
 
-_actor = lru_cache(_MOST_IDENTITIES)(_make_actor)
+_actor = lru_cache(MOST_IDENTITIES)(_make_actor)
 
 
 class _DaemonActor(Actor):

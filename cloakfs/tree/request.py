@@ -2,11 +2,13 @@
 
 import os
 import stat
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import lru_cache
 
 from .. import linux
+from ..identity import ServerId
 from ..view import KernelCheckedCaller, View
-from .actor import Actor
+from .actor import MOST_IDENTITIES, Actor
 from .objects import Descriptor, Object
 from .visibility import may_without_groups, world_may
 
@@ -14,7 +16,13 @@ SET_ID = stat.S_ISUID | stat.S_ISGID
 """The bits of a mode that make a program run as its owner, or its group."""
 
 
-class Request(NamedTuple):
+@lru_cache(MOST_IDENTITIES)
+def _without_groups(uid: ServerId, gid: ServerId, lacks: int = 0, *, or_daemon: bool = False) -> linux.Credentials:
+    return linux.Credentials(uid, gid, (), lacks, or_daemon)
+
+
+@dataclass(slots=True)  # which is made, and read, in half the time that a NamedTuple takes
+class Request:
     """A request that was admitted.
 
     Attributes:
@@ -68,7 +76,7 @@ class Request(NamedTuple):
         if (has_acl is not None or who.uid != info.st_uid) and world_may(bits, obj, self.fd, info, has_acl=has_acl):
             return linux.ANY_CREDENTIALS
         if may_without_groups(who, bits, obj, self.fd, info, has_acl=has_acl):
-            return linux.Credentials(who.uid, who.gid, (), or_daemon=True)
+            return _without_groups(who.uid, who.gid, or_daemon=True)
         return who.credentials
 
     def credentials_for_names(self) -> linux.Credentials:
@@ -81,7 +89,7 @@ class Request(NamedTuple):
         if not self.in_thread and may_without_groups(
             who, os.W_OK | os.X_OK, self.obj, self.fd, self.info, has_acl=self.has_acl
         ):
-            return linux.Credentials(who.uid, who.gid, (), who.lacks)
+            return _without_groups(who.uid, who.gid, who.lacks)
         return who.credentials
 
     def credentials_for_mode(self, mode: int) -> linux.Credentials:
@@ -89,5 +97,5 @@ class Request(NamedTuple):
         who, before = self.who, self.info
         is_owner = who.uid == before.st_uid and self.obj.filesystem.has_posix_rules
         if is_owner and not self.in_thread and not (mode | before.st_mode) & stat.S_ISGID:
-            return linux.Credentials(who.uid, who.gid, (), who.lacks)
+            return _without_groups(who.uid, who.gid, who.lacks)
         return who.credentials

@@ -1392,7 +1392,7 @@ def test_pages_are_used_again_only_if_nothing_shows_a_change(scene: MakeScene) -
     obj = s.look_up(path)
 
     def keeps(number: int = 0) -> bool:
-        return s.cache.opening(s.enter(View(CLOAKED), obj, STRANGER)._replace(number=number))
+        return s.cache.opening(replace(s.enter(View(CLOAKED), obj, STRANGER), number=number))
 
     write(path, b"content")
     assert [keeps(), keeps()] == [False, False]  # it may still change without a new ctime
