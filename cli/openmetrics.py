@@ -29,6 +29,8 @@ _COUNTERS = {
     "cpu_seconds": "CPU time of the daemon.",
     "reads_in_memory": "Reads that found their data in memory.",
     "reads_waited": "Reads that had to wait for their data.",
+    "writes_at_once": "Writes to a disk that went to memory at once.",
+    "writes_by_threads": "Writes that a thread made, because they may have to wait for the disk.",
     "prefetch_asked_bytes": "Bytes that reading ahead has asked for.",
     "prefetch_useful_bytes": "Bytes that reading ahead has asked for and that were read afterwards.",
     "prefetch_wasted_bytes": "Bytes that reading ahead has asked for and that no caller is expected to read any more.",

@@ -144,7 +144,8 @@ class DataOperations(Core):
         obj, opener = file.obj, file.opener
         assert opener is not None
         appends = file.appends and off == obj.size_in_kernel(file.number)
-        done = await self.reader.write(fh, opener, obj.filesystem, off, buf, append=appends)
+        in_sync = bool(file.flags & (os.O_SYNC | os.O_DSYNC))
+        done = await self.reader.write(fh, opener, obj.filesystem, off, buf, append=appends, in_sync=in_sync)
         file.written += done
         if off + done > obj.size_in_kernel(file.number):
             obj.report_size(file.number, off + done)

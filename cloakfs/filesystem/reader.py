@@ -20,10 +20,11 @@ import trio
 from .. import linux
 from ..background.tasks import Tasks
 from ..linux import ownfiles
+from ..linux.dirtypages import DirtyPages, is_limited_by_itself
 from ..prefetch import HEURISTICS, Limits, Prefetcher, ReadAhead
 from ..shares import Shares
 from ..tree import calls
-from ..tree.filesystems import MountedFilesystem
+from ..tree.filesystems import SLOW_FOR_SECONDS, SLOW_SECONDS, MountedFilesystem, waits_of_this_thread
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,20 @@ _FEWEST = 4
 _THREADS = 16
 _MOST_PENDING = 64
 
+# Kinds that write into the page cache as fast as into memory, but do not say beforehand whether they would have to wait
+# (ext4 refuses RWF_NOWAIT; xfs returns EAGAIN for whatever makes a file larger).
+_QUICK_KINDS = frozenset({"ext2", "ext3", "ext4", "xfs"})
+
+# More than this is written by a thread, which costs little in comparison.
+_QUICK_BYTES = 128 << 10
+
+# How many dirty pages there are, and how full the disk is, is looked up again after this many bytes, or seconds.
+_LOOK_BYTES = 8 << 20
+_LOOK_SECONDS = 0.1
+
+# With less room than this, a file system makes some, and waits until what it has put off is on the disk.
+_FULL_BYTES = 16 << 20
+
 # The maximum number of threads that write for one caller. What waits for them cannot be refused without loss.
 _WRITERS = 64
 
@@ -57,14 +72,22 @@ class Storage:
         path: where it is mounted.
         chunk: the bytes of one read-ahead request; the kernel drops the excess (mm/readahead.c).
         writes_at_once: whether RWF_NOWAIT works for writing.
+        writing: how many threads are writing; one may hold the lock of a file for long.
         wait: the mean time of the last misses, in seconds; None until there were enough.
         pays: whether it is slow enough for reading ahead.
         pending: how many requests to read ahead are not done yet.
         readers: the threads that read ahead.
     """
 
-    def __init__(self, filesystem: MountedFilesystem) -> None:
+    def __init__(self, filesystem: MountedFilesystem, dirty_pages: DirtyPages) -> None:
         self.path = filesystem.path
+        self._filesystem = filesystem
+        self._dirty_pages = dirty_pages
+        self._is_quick_kind = filesystem.kind in _QUICK_KINDS and not filesystem.by_threads
+        self._left = 0  # how many bytes to write before the next look
+        self._until = 0.0  # when to look again, at the latest
+        self._not_before = 0.0  # when, at the earliest
+        self.writing = 0
         self.chunk = _chunk(filesystem.device)
         self.writes_at_once = not filesystem.remote
         self._waits: deque[float] = deque(maxlen=_MISSES)
@@ -79,6 +102,52 @@ class Storage:
         if len(self._waits) >= _FEWEST:
             self.wait = fmean(self._waits)
             self.pays = self.wait >= PAYS_SECONDS
+
+    def is_quick(self, size: int) -> bool:
+        """Whether to write this many bytes in the session loop: it takes no longer than to memory, as far as one knows.
+
+        A write waits where there are too many dirty pages, where the file system has to make room for it, and for a
+        thread that is writing to the same file.
+        """
+        if not self._is_quick_kind or self.writing or size > _QUICK_BYTES:
+            return False
+        now = time.monotonic()
+        self._left -= size
+        if self._left < 0 or now >= self._until:
+            if now < self._not_before:
+                return False
+            self._left = self._room() - size
+            self._until = now + _LOOK_SECONDS
+            if self._left < 0:
+                self._not_before = self._until
+                return False
+        return True
+
+    def _room(self) -> int:
+        """Return how many bytes to write before the next look: a quarter of the room, since others write as well."""
+        filesystem = self._filesystem
+        try:
+            there = calls.fstatvfs(filesystem.fd)
+            room = self._dirty_pages.room()
+        except OSError:
+            return 0
+        if there.f_flag & os.ST_SYNCHRONOUS or is_limited_by_itself(filesystem.device):
+            return 0
+        return max(0, min(_LOOK_BYTES, room // 4, (there.f_bavail * there.f_frsize - _FULL_BYTES) // 4))
+
+    def write(self, who: linux.Credentials, fd: int, data: bytes | memoryview, offset: int, flags: int) -> int:
+        """Write in the session loop (`calls.pwrite`). If it had to wait for long, threads write for a while.
+
+        Here the first time is enough, because a write may wait for much longer than a lookup.
+        """
+        began, waits = time.monotonic(), waits_of_this_thread()
+        try:
+            return calls.pwrite(who, fd, data, offset, flags)
+        finally:
+            now = time.monotonic()
+            if now - began > SLOW_SECONDS and waits_of_this_thread() > waits:
+                self._left = 0
+                self._not_before = now + SLOW_FOR_SECONDS
 
     def __str__(self) -> str:
         if self.wait is None:
@@ -126,10 +195,11 @@ class Reader:
         self._storages: dict[MountedFilesystem, Storage] = {}
         self._writers: dict[int, trio.CapacityLimiter] = {}  # by server uid
         self.unwritten: Shares[int] = Shares(MOST_UNWRITTEN)
+        self._dirty_pages = DirtyPages()
         self.tasks: Tasks | None = None
         self.counts: Counter[str] = Counter()
-        """The number of reads that found their data in memory (`hits`) or did not (`misses`), and the bytes
-        `requested` by read-ahead."""
+        """The number of reads that found their data in memory (`hits`) or did not (`misses`), the bytes `requested` by
+        read-ahead, and the number of writes by the loop (`written_at_once`) and `written_by_threads`."""
 
     def use(self, heuristic: str, limits: Limits) -> None:
         """Use this heuristic from now on; it starts without any history."""
@@ -185,8 +255,11 @@ class Reader:
         data: bytes | memoryview,
         *,
         append: bool = False,
+        in_sync: bool = False,
     ) -> int:
         """Write `data` as `who` at `offset`, or at the end of the file, and return how many bytes were written.
+
+        `in_sync` says that it has to wait for the disk (O_SYNC, O_DSYNC).
 
         Raises:
             OSError: the error of the real file system; EAGAIN: too much waits already for this caller to be written.
@@ -195,6 +268,9 @@ class Reader:
         if filesystem.in_memory:
             return calls.pwrite(who, fd, data, offset, flags)
         storage = self._storage(filesystem)
+        if not in_sync and storage.is_quick(len(data)):
+            self.counts["written_at_once"] += 1
+            return storage.write(who, fd, data, offset, flags)
         done = 0
         if storage.writes_at_once:
             try:
@@ -204,12 +280,16 @@ class Reader:
         if done == len(data):
             return done
         rest = partial(calls.pwrite, who, fd, memoryview(data)[done:], offset + done, flags)
+        self.counts["written_by_threads"] += 1
+        storage.writing += 1
         try:
             return done + await self._write_in_thread(who.uid, len(data) - done, rest)
         except OSError:
             if not done:
                 raise
             return done  # as with write(2), the next write gets the error
+        finally:
+            storage.writing -= 1
 
     async def _write_in_thread(self, uid: int, size: int, write: Callable[[], int]) -> int:
         if not self.unwritten.has_share_left(uid):
@@ -231,6 +311,8 @@ class Reader:
             "hits": self.counts["hits"],
             "misses": self.counts["misses"],
             "asked": self.counts["requested"],
+            "written_at_once": self.counts["written_at_once"],
+            "written_by_threads": self.counts["written_by_threads"],
             "devices": [str(storage) for storage in self._storages.values()],
         }
 
@@ -250,7 +332,7 @@ class Reader:
     def _storage(self, filesystem: MountedFilesystem) -> Storage:
         storage = self._storages.get(filesystem)
         if storage is None:
-            storage = self._storages[filesystem] = Storage(filesystem)
+            storage = self._storages[filesystem] = Storage(filesystem, self._dirty_pages)
         return storage
 
     def _prefetch(

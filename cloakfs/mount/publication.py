@@ -125,6 +125,8 @@ def figures(mount: Filesystem, index: Index) -> dict[str, Any]:
             "cpu_seconds": time.process_time(),
             "reads_in_memory": mount.reader.counts["hits"],
             "reads_waited": mount.reader.counts["misses"],
+            "writes_at_once": mount.reader.counts["written_at_once"],
+            "writes_by_threads": mount.reader.counts["written_by_threads"],
             "prefetch_asked_bytes": requested,
             "prefetch_useful_bytes": useful,
             "prefetch_wasted_bytes": wasted,

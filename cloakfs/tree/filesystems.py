@@ -59,10 +59,11 @@ _REMOTE_KINDS = (
     "beegfs",
 )
 
-# A local file system that blocks the session loop for longer than this, twice within _SLOW_FOR_SECONDS, is called
-# from threads for that time.
-_SLOW_SECONDS = 0.005
-_SLOW_FOR_SECONDS = 10.0
+SLOW_SECONDS = 0.005
+"""A local file system that blocks the session loop for longer than this, twice within SLOW_FOR_SECONDS, is called from
+threads for that time."""
+
+SLOW_FOR_SECONDS = 10.0
 
 
 @dataclass(eq=False)
@@ -123,17 +124,17 @@ class MountedFilesystem:
         long.
         """
         since = time.monotonic()
-        waits = _waits_of_this_thread() if since < self.suspect_until else -1
+        waits = waits_of_this_thread() if since < self.suspect_until else -1
         try:
             return call(*args)
         finally:
             now = time.monotonic()
-            if now - since > _SLOW_SECONDS and not self.in_memory:
+            if now - since > SLOW_SECONDS and not self.in_memory:
                 if waits < 0:
-                    self.suspect_until = now + _SLOW_FOR_SECONDS
-                elif _waits_of_this_thread() > waits:
-                    self.slow_until = now + _SLOW_FOR_SECONDS
-                    self.suspect_until = self.slow_until + _SLOW_FOR_SECONDS
+                    self.suspect_until = now + SLOW_FOR_SECONDS
+                elif waits_of_this_thread() > waits:
+                    self.slow_until = now + SLOW_FOR_SECONDS
+                    self.suspect_until = self.slow_until + SLOW_FOR_SECONDS
 
     def describe(self, fd: int) -> None:
         """Find out what kind of file handles it has. `fd` refers to the place at which it is mounted."""
@@ -181,7 +182,7 @@ def _stat_in_cache(fd: int) -> Stat:
     return calls.statx_fd(fd)[0]
 
 
-def _waits_of_this_thread() -> int:
+def waits_of_this_thread() -> int:
     """Return how often this thread has given up the processor to wait for something (getrusage(2))."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 

@@ -31,7 +31,7 @@ from cloakfs.filesystem.operation import operation
 from cloakfs.fuse import compatibility, loop
 from cloakfs.kernelcache import changes, invalidation, notifier, timeouts
 from cloakfs.kernelcache.watch import Watch
-from cloakfs.linux import fanotify, ownfiles, process
+from cloakfs.linux import dirtypages, fanotify, ownfiles, process
 from cloakfs.mapping import RangeDef
 from cloakfs.mount import control, daemon, reaper, reload
 from cloakfs.state import client, persistent, runtime
@@ -565,3 +565,23 @@ def race(
     for name in names:
         owner: Any = linux if name == "renameat2" else os
         replace(owner, name, bound(getattr(owner, name)))
+
+
+# -- writing to a disk -----------------------------------------------------------------------------
+
+
+def no_room_for_dirty_pages() -> None:
+    """Have the daemon believe that the kernel would have whoever writes wait."""
+    replace(dirtypages.DirtyPages, "room", lambda _: 0)
+
+
+def writes_wait_in_the_loop() -> None:
+    """Have each write in the session loop wait for 10 ms, as a throttled disk may."""
+    write = calls.pwrite
+
+    def waiting(*args: Any) -> int:
+        if threading.current_thread() is threading.main_thread():
+            time.sleep(0.01)
+        return write(*args)
+
+    replace(calls, "pwrite", waiting)

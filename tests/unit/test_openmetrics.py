@@ -25,7 +25,8 @@ FIGURES: dict[str, Any] = {
     "hidden": {"name": 5, "handle": 6, "listing": 7},
     "refused": {"requests": 8, "open files": 9},
     "counters": {
-        "cpu_seconds": 1.5, "reads_in_memory": 1, "reads_waited": 2, "prefetch_asked_bytes": 3,
+        "cpu_seconds": 1.5, "reads_in_memory": 1, "reads_waited": 2, "writes_at_once": 8,
+        "writes_by_threads": 9, "prefetch_asked_bytes": 3,
         "prefetch_useful_bytes": 4, "prefetch_wasted_bytes": 5, "probes": 6,
         "probe_alarms": 7,
     },
