@@ -93,6 +93,11 @@ def _alone_may_change(at: Request) -> bool:
     )
 
 
+def _is_single(found: Found) -> bool:
+    """Whether this is the only name of what is no directory."""
+    return found.info.st_nlink == 1 and not stat.S_ISDIR(found.info.st_mode)
+
+
 def _remove_plain(at: Request, call: _Remove, name: bytes) -> None:
     call(at.credentials_for_names(), at.fd, name)  # a sticky directory is about uids alone
 
@@ -289,8 +294,10 @@ class NameOperations(Core):
             self.probing.note_existing(at, name, ctx)
             raise
         try:
+            before, is_new = at, False
             at = await self._again(at, inode, ctx)
             if fd < 0:
+                is_new = at.view is before.view and not before.waits and _alone_may_change(at)
                 fd = self._open_named(at, name)
             info = self.nodes.stat(fd)
             if info.st_uid != at.who.uid:
@@ -304,7 +311,7 @@ class NameOperations(Core):
                 calls.close(fd)
             raise
         try:
-            return self.replies.hand_out(at, name, fd, info)
+            return self.replies.named(at, name, self.nodes.resolve(fd, at.obj, name, info, is_new=is_new), info)
         except Unstored:
             if own is not None:
                 await self._unmake(at, name, own.fd, info)
@@ -362,7 +369,7 @@ class NameOperations(Core):
             raise FUSEError(errno.ENAMETOOLONG)
 
         def make(at: Request) -> None:
-            calls.mkdir(at.credentials, at.fd, name, stat.S_IMODE(mode), ctx.umask)
+            calls.mkdir(_creator(at, mode), at.fd, name, stat.S_IMODE(mode), ctx.umask)
 
         return await self._make_named(at, name, parent_inode, ctx, make)
 
@@ -374,7 +381,7 @@ class NameOperations(Core):
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
 
         def make(at: Request) -> None:
-            calls.mknod(at.credentials, at.fd, name, mode, rdev, ctx.umask)
+            calls.mknod(_creator(at, mode), at.fd, name, mode, rdev, ctx.umask)
 
         return await self._make_named(at, name, parent_inode, ctx, make)
 
@@ -384,7 +391,7 @@ class NameOperations(Core):
         at = await self._enter_to_make(parent_inode, name, stat.S_IFLNK | 0o777, ctx)
 
         def make(at: Request) -> None:
-            calls.symlink(at.credentials, at.fd, name, target)
+            calls.symlink(_creator(at, 0), at.fd, name, target)
 
         return await self._make_named(at, name, parent_inode, ctx, make)
 
@@ -516,8 +523,10 @@ class NameOperations(Core):
             await self._do(at, partial(_remove_plain, call=call, name=name))
             await self.cache.removed(at.number, [(at.obj, name)])
             return
-        if call is calls.unlink and self._unlink_at_once(at, name):
-            await self.cache.removed(at.number, [(at.obj, name)])
+        at_once = self._remove_at_once(at, name, call)
+        if at_once is not None:
+            others = at_once if at_once.cached_in - {at.number} else None  # in its own view, the kernel knows
+            await self.cache.removed(at.number, [(at.obj, name)], others)
             return
         for _ in range(atomic.TRIES):
             at, seen, info = await self._open_visible(at, name, inode, ctx)
@@ -531,21 +540,22 @@ class NameOperations(Core):
                 return
         raise Stale
 
-    def _unlink_at_once(self, at: Request, name: bytes) -> bool:
-        """Remove a name in a directory that the caller alone may change; return False if this is not such a case.
+    def _remove_at_once(self, at: Request, name: bytes, call: _Remove) -> Object | None:
+        """Remove a name in a directory that the caller alone may change; return what it led to.
 
-        The name is what it was a moment before, so that nothing need be moved aside (`atomic`).
+        The name is what it was a moment before, so that nothing need be moved aside (`atomic`). None: it is not such a
+        case.
         """
         if at.waits or not _alone_may_change(at):
-            return False
+            return None
         found = self.find(at, name)
         if isinstance(found, Missing):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         self.nodes.drop_if_unused(found.obj)  # the kernel may not know it (yet)
-        if found.info.st_nlink != 1 or stat.S_ISDIR(found.info.st_mode):
-            return False
-        at.obj.filesystem.timed(calls.unlink, at.credentials_for_names(), at.fd, name)
-        return True
+        if not (stat.S_ISDIR(found.info.st_mode) if call is calls.rmdir else _is_single(found)):
+            return None
+        at.obj.filesystem.timed(call, at.credentials_for_names(), at.fd, name)
+        return found.obj
 
     @operation
     async def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
@@ -590,9 +600,11 @@ class NameOperations(Core):
         with contextlib.ExitStack() as stack:
             stack.callback(self.cache.complete_directories.invalidate, new.obj)
             stack.callback(self.cache.complete_directories.invalidate, old_obj)
-            removed = None
+            removed = moved = None
             if not new.view.policy_hides or new.who is DAEMON:
                 await self._do(new, partial(self._rename, old, name_old, name_new=name_new, flags=flags))
+            elif old is new and (at_once := self._rename_at_once(new, name_old, name_new, flags, stack)) is not None:
+                moved, removed = at_once
             else:
                 inodes = parent_inode_old, parent_inode_new
                 new, replaced = await self._rename_visible(old, name_old, new, name_new, flags, inodes, ctx)
@@ -600,6 +612,10 @@ class NameOperations(Core):
                     stack.callback(calls.close, replaced)
                     removed = self.nodes.known(replaced, new.obj)
             await self.cache.removed(new.number, [(old_obj, name_old), (new.obj, name_new)], removed)
+            if moved is not None:
+                self.nodes.move(moved, old_obj, name_new)
+                await self.cache.moved(new.number, new.view, moved, old_obj, old_obj)
+                return
         new = await self._again(new, parent_inode_new, ctx)
         await self._moved(old_obj, new, name_new)
         if flags & linux.RENAME_EXCHANGE:
@@ -632,6 +648,38 @@ class NameOperations(Core):
                 self.probing.note_existing(new, name_new, ctx)
                 raise
         raise Stale
+
+    def _rename_at_once(
+        self, at: Request, name_old: bytes, name_new: bytes, flags: int, stack: contextlib.ExitStack
+    ) -> tuple[Object, Object | None] | None:
+        """Rename within a directory that the caller alone may change.
+
+        The names are what they were a moment before, so that nothing need be moved aside (`atomic`).
+
+        Returns:
+            what was renamed, and what was replaced, if anything; None if this is not such a case.
+        """
+        if at.waits or flags & linux.RENAME_EXCHANGE or name_old == name_new or not _alone_may_change(at):
+            return None
+        found = self.find(at, name_old)
+        if isinstance(found, Missing):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        stack.callback(self.nodes.drop_if_unused, found.obj)  # the kernel may not know it (yet)
+        directory, replaced = at.obj, None
+        # A hidden name may take longer here than an absent one, since the answer says that it is taken.
+        if directory.filesystem.timed(calls.statx_if_there, at.credentials_for(os.X_OK), at.fd, name_new) is not None:
+            target = self.find(at, name_new)
+            if isinstance(target, Missing) or flags:
+                return None
+            replaced = target.obj
+            stack.callback(self.nodes.drop_if_unused, replaced)
+            if not (_is_single(found) and _is_single(target)):
+                return None
+        elif not (_is_single(found) or stat.S_ISDIR(found.info.st_mode)):
+            return None
+        who = _mover(at, at, found.info)
+        directory.filesystem.timed(calls.rename, who, at.fd, name_old, at.fd, name_new, flags)
+        return found.obj, replaced
 
     def _at(self, at: Request, obj: Object) -> Request:
         """Return the same request, about another object of the view to which the caller was let in as well."""

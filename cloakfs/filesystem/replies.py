@@ -93,10 +93,6 @@ class Replies:
         self._last_change = max(self._last_change + 1, time.time_ns())
         return self._last_change
 
-    def hand_out(self, at: Request, name: bytes, fd: int, info: linux.Stat) -> EntryAttributes:
-        """Answer a request by name: the kernel now holds one more reference. Takes ownership of `fd`."""
-        return self.named(at, name, self._nodes.resolve(fd, at.obj, name, info), info)
-
     def named(self, at: Request, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
         """Answer a request by name with what it leads to: the kernel now holds one more reference."""
         if stat.S_ISDIR(info.st_mode) and self._cache.admit(at.number, obj, at.viewer) is not None:

@@ -488,14 +488,16 @@ class Changes:
         await self._audiences.wait_for_subtree(obj)
         if stat.S_ISDIR(obj.filesystem.stat(self._nodes.fd(obj)).st_mode):
             await self._audiences.extend_to_ancestors(number, obj)
-        # The kernel moves the name with the object, with its timeout.
+        # The kernel moves the name with the object, with its timeout: within a directory, for the same audience.
         is_named_for_one = obj.cached_for_one and before.has_names_for_one
+        is_near = before is parent and view.sole_cloak is not None
         if self._invalidation.notifier.is_busy(self._nodes.nodeid(number, before)):
             # So it does with a pending name, because of an earlier move for example.
             for directory, name in self._invalidation.names_of(obj):
                 self._invalidation.invalidate_name(directory, name, (number,))
         if obj.ever_cached_in <= {number} and (
             view.fixed is not None
+            or is_near
             or (
                 not is_named_for_one
                 and self._timeouts.is_public(number, view, parent)

@@ -91,6 +91,7 @@ class Nodes:
 
         self.resolve = registry.resolve
         self.known = registry.known
+        self.move = registry.move
         self.moved = registry.moved
         self.moved_at_once = registry.moved_at_once
         self.disconnected = registry.disconnected

@@ -177,11 +177,11 @@ MOST = {
     "lookup of a hidden name": Journey(41, 22, 13),
     "getattr": Journey(41, 19, 10),
     "create": Journey(71, 26, 32),
-    "rename": Journey(112, 28, 56),
+    "rename": Journey(83, 26, 36),
     "chmod": Journey(90, 23, 38),
     "event": Journey(72, 12, 25),
     "read": Journey(8, 5, 1),
-    "unlink": Journey(44, 23, 13),
+    "unlink": Journey(45, 23, 14),
 }
 """What each request may take. Lower these when a way gets shorter."""
 
