@@ -22,7 +22,7 @@ from ..tree.mounts import TooSoon
 from ..tree.nodes import OBJECT_BITS
 from ..tree.objects import ROOT, Descriptor, Directory, Object, Stale, dev_ino
 from ..tree.request import Request
-from ..tree.visibility import is_entry_visible, is_new_entry_visible, note_not_made
+from ..tree.visibility import attrs_of, is_entry_visible, is_new_entry_visible, note_not_made
 from . import atomic
 from .core import Core
 from .data import open_again, reopen_flags
@@ -272,6 +272,23 @@ class NameOperations(Core):
                 raise FUSEError(errno.EACCES)
         return at
 
+    async def _require_visible_as(self, at: Request, name: bytes, fd: int, info: linux.Stat, *, or_taken: bool) -> None:
+        """Refuse to give what `fd` refers to a name under which the caller would not see it.
+
+        This is for policies that go by names. By any other, the caller sees it under each name. With `or_taken`, a name
+        that is taken is let through, since the real tree refuses it (EEXIST).
+
+        Raises:
+            FUSEError: EACCES, as for what is made (`_enter_to_make`).
+        """
+        view, who = at.view, at.who
+        if not view.policy_hides or view.cloak is not None or who is DAEMON:
+            return
+        attrs = attrs_of(name, info, fd, who.lacks)
+        if view.visible(who.caller, attrs) or (or_taken and await self._do(at, partial(self._exists, name=name))):
+            return
+        raise FUSEError(errno.EACCES)
+
     @staticmethod
     def _exists(at: Request, name: bytes) -> bool:
         try:
@@ -489,6 +506,12 @@ class NameOperations(Core):
         at = await self._enter(new_parent_inode, ctx)
         obj = self.nodes.get(inode)
         source = self.nodes.with_descriptor(calls.dup, self.nodes.fd(obj))
+        try:
+            await self._require_visible_as(at, new_name, source, obj.filesystem.stat(source), or_taken=True)
+            at = await self._again(at, new_parent_inode, ctx)
+        except BaseException:
+            calls.close(source)
+            raise
 
         def work(at: Request) -> bool:
             calls.link(at.credentials, source, at.fd, new_name)
@@ -639,6 +662,9 @@ class NameOperations(Core):
         for _ in range(atomic.TRIES):
             old, seen, info = await self._open_visible(old, name_old, inodes[0], ctx)
             new = await self._again(new, inodes[1], ctx)
+            is_refused = bool(flags & linux.RENAME_NOREPLACE)
+            await self._require_visible_as(new, name_new, seen.fd, info, or_taken=is_refused)
+            new = await self._again(new, inodes[1], ctx)
             rename = partial(self._rename_exact, old, name_old, seen, info, name_new=name_new, flags=flags)
             try:
                 return new, await self._do(new, rename)
@@ -659,7 +685,9 @@ class NameOperations(Core):
         Returns:
             what was renamed, and what was replaced, if anything; None if this is not such a case.
         """
-        if at.waits or flags & linux.RENAME_EXCHANGE or name_old == name_new or not _alone_may_change(at):
+        if at.waits or flags & linux.RENAME_EXCHANGE or name_old == name_new or at.view.cloak is None:
+            return None
+        if not _alone_may_change(at):
             return None
         found = self.find(at, name_old)
         if isinstance(found, Missing):

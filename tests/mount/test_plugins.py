@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cloakfs import linux
 from cloakfs.state.runtime import mounted as telling
 from tests.agents import User, read, write
 from tests.mount.conftest import Mount, is_mounted, run, told
@@ -59,6 +60,33 @@ def test_name_pattern(tree: str, mount: MakeMount, user: MakeUser) -> None:
     caller.do(write, m.at("draft-2"), b"")
     assert "draft-2" in caller.do(os.listdir, m.path)
     assert "draft-2" not in user(3003).do(os.listdir, m.path)
+
+
+def test_a_name_that_its_giver_would_not_see_is_not_given(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """By whichever operation: what one has made, linked or renamed, one could not remove."""
+    os.chmod(tree, 0o777)
+    for name in ("paper", "taken.key", "mine.key"):
+        put(os.path.join(tree, name), 3002 if name == "mine.key" else 3001, 3001, 0o666)
+    m = mount("--policy", f"{EXAMPLES}/name_pattern.py:NamePattern")
+    caller = user(3002)
+    for flags, name, expected in (
+        (0, "new.key", errno.EACCES),
+        (0, "taken.key", errno.EACCES),
+        (0, "mine.key", errno.EACCES),  # which is the caller's, but would be the owner's of the paper then
+        (linux.RENAME_NOREPLACE, "new.key", errno.EACCES),
+        (linux.RENAME_NOREPLACE, "taken.key", errno.EEXIST),
+        (linux.RENAME_EXCHANGE, "mine.key", errno.EACCES),
+        (linux.RENAME_EXCHANGE, "new.key", errno.ENOENT),
+    ):
+        found = caller.error(linux.renameat2, -1, os.fsencode(m.at("paper")), -1, os.fsencode(m.at(name)), flags)
+        assert found == expected, (flags, name)
+    assert caller.error(os.link, m.at("paper"), m.at("new.key")) == errno.EACCES
+    assert caller.error(os.link, m.at("paper"), m.at("taken.key")) == errno.EEXIST
+    assert sorted(os.listdir(tree)) == ["mine.key", "paper", "taken.key"]
+    caller.do(os.rename, m.at("paper"), m.at("article"))
+    caller.do(os.link, m.at("article"), m.at("paper"))
+    user(3001).do(os.rename, m.at("paper"), m.at("new.key"))  # the owner sees it
+    assert sorted(os.listdir(tree)) == ["article", "mine.key", "new.key", "taken.key"]
 
 
 def test_office_hours(base: str, tree: str, mount: MakeMount, user: MakeUser) -> None:

@@ -1,7 +1,6 @@
 """Any text in a file is read as the grammar says and printed back, or is an error."""
 
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +103,6 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "other": others(),
 }
 options = st.builds(Options, **FIELDS)
-
-
-def test_each_option_is_tried() -> None:
-    assert FIELDS.keys() == {field.name for field in fields(Options)}
 
 
 def place(export: Export) -> tuple[list[str], str]:

@@ -3,6 +3,7 @@
 Whoever adds an option adds a row to the tables here. Then the tests say which place does not know it yet.
 """
 
+import itertools
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cloakfs.config.errors import Location
-from cloakfs.config.optionnames import FAMILY
+from cloakfs.config.optionnames import FAMILY, ONCE
 from cloakfs.config.options import RELOADABLE, Export, Hides, Options, option
 from cloakfs.config.parse import parse_options
 from cloakfs.config.render import format_export, format_options
@@ -21,6 +22,7 @@ from cloakfs.nfs.plan import plan
 from cloakfs.policy import Attrs, Policy
 from cloakfs.reasons import reason_of
 from cloakfs.view import View
+from tests.property.test_exports_text import FIELDS
 
 TOP = Path(__file__).parents[2]
 DOCUMENT = (TOP / "docs/exports.md").read_text()
@@ -102,7 +104,35 @@ def test_an_option_is_read_and_printed(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(FAMILY))
 def test_an_option_is_documented(name: str) -> None:
-    assert re.search(rf"`[^`]*\b{name}\b[^`]*`", DOCUMENT)
+    """Ours have a heading of their own, and those of exports(5) are in the section about these."""
+    _, _, others = DOCUMENT.partition("\n## Other options of exports(5)\n")
+    headings = "\n".join(line for line in DOCUMENT.splitlines() if line.startswith("###"))
+    of_others, _, _ = others.partition("\n## ")
+    assert re.search(rf"`[^`]*\b{name}\b[^`]*`", headings + of_others)
+
+
+def test_which_options_are_given_once_is_documented() -> None:
+    _, _, errors = DOCUMENT.partition("\n## Errors\n")
+    found = re.search(r"defines an order:\s([^.]*)\.", errors)
+    assert found is not None
+    assert set(re.findall(r"`([^`]*)`", found[1])) == ONCE
+
+
+def test_the_text_of_each_option_is_tried() -> None:
+    assert FIELDS.keys() == set(NAMES)
+
+
+@pytest.mark.parametrize("name", sorted(hiding(Hides.IDS_AND_MODE)))
+@pytest.mark.parametrize("who", [ANN, Caller(ServerId(3), ServerId(2), frozenset({ServerId(2)}))])
+def test_what_goes_by_ids_and_mode_goes_by_nothing_else(name: str, who: Caller) -> None:
+    """Such a view asks the cloak_list alone (`View.cloak`), and so must see no less than the policy hides."""
+    policy, cloak = Policy(given(name)), View(Policy(given(name))).cloak
+    assert cloak is not None
+    for mode, uid, gid in itertools.product((0o100000, 0o100644, 0o100777), (1, 2, 3), (1, 2, 3)):
+        for at in ("secret", "other"):
+            attrs = Attrs(at, mode, ServerId(uid), ServerId(gid))
+            admitted = cloak.condition(mode, ServerId(uid), ServerId(gid)).admits(who.uid, who.groups.__contains__)
+            assert policy.visible(who, attrs) == admitted, attrs
 
 
 @pytest.mark.parametrize("options", [given("cloak_list"), given("policy"), BY_NAMES], ids=["rule", "plug-in", "names"])
