@@ -301,8 +301,16 @@ def unmount(path: str) -> None:
             time.sleep(0.02)
 
 
-def place(stack: contextlib.ExitStack, base: str, name: str) -> tuple[str, str]:
-    """Make a file system in memory for one peer; return its tree, which is empty, and a mount point beside it.
+DISKS = {"tmpfs": (), "ext4": ("mkfs.ext4", "-q", "-F"), "xfs": ("mkfs.xfs", "-q", "-f"), "btrfs": ("mkfs.btrfs", "-q")}
+"""The kinds of file systems on which trees are made, with what makes them."""
+
+_DISK_BYTES = 2 << 30
+
+
+def place(stack: contextlib.ExitStack, base: str, name: str, disk: str = "tmpfs") -> tuple[str, str]:
+    """Make a file system for one peer; return its tree, which is empty, and a mount point beside it.
+
+    It is in memory, or of the kind `disk`, on a loop device whose image is in memory, so that no disk is waited for.
 
     Each peer has one of its own, because a cloakfs daemon watches the file system of its tree (fanotify(7)): on a
     common one, each file that one peer creates would wake the daemons of all others.
@@ -312,7 +320,17 @@ def place(stack: contextlib.ExitStack, base: str, name: str) -> tuple[str, str]:
     stack.callback(os.rmdir, directory)
     stack.callback(unmount, directory)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "cloakfs-bench", directory], check=True)
-    tree, at = os.path.join(directory, "tree"), os.path.join(directory, "mnt")
+    top = directory
+    if DISKS[disk]:
+        image, top = os.path.join(directory, "image"), os.path.join(directory, "disk")
+        with open(image, "wb") as file:
+            file.truncate(_DISK_BYTES)
+        subprocess.run([*DISKS[disk], image], check=True, stdout=subprocess.DEVNULL)
+        os.mkdir(top)
+        stack.callback(unmount, top)
+        subprocess.run(["mount", "-o", "loop", image, top], check=True)
+        os.chmod(top, 0o755)
+    tree, at = os.path.join(top, "tree"), os.path.join(directory, "mnt")
     for path in (tree, at):
         os.mkdir(path)
     return tree, at

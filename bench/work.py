@@ -9,8 +9,9 @@ from typing import Any
 
 from . import work_in_homes
 from .homes import HOME, USERS, rights_of
-from .job import UNPINNED, Job, JobInputs, Make, Work, create_one, list_one, mix, nothing, read_one
+from .job import PINNED, UNPINNED, Job, JobInputs, Make, Work, create_one, list_one, mix, nothing, read_one
 from .tree import BLOCK, KINDS, PACKAGE
+from .work_that_changes import CHANGES
 
 CLIENTS = 4
 
@@ -218,6 +219,8 @@ def all_work(heavy_rounds: int) -> dict[str, Work]:
         add(what, home, "file by file", "files", make)
     add("create+write+unlink", home, "file by file", "files", _create_write_unlink)
     add("create", everywhere, "file by file", "files", _create)
+    for what, (unit, make) in CHANGES.items():
+        add(what, ("private", HOME), "changes", unit, make, settings=(PINNED,), rounds=heavy_rounds, counted=False)
     data = {"rounds": heavy_rounds, "reads_data": True}
     for when in ("warm", "again", "cold"):
         add(f"sequential {when}", KINDS, "data", "MiB", partial(_sequential, when), counted=when == "cold", **data)

@@ -40,6 +40,7 @@ class Choice:
     seconds: float
     package: str | None
     quick: bool
+    disk: str = "tmpfs"
 
     def plan(self, every: Mapping[str, Piece]) -> Schedule:
         """What is to be measured; ends the command if that is nothing."""
@@ -72,6 +73,7 @@ class Choice:
             package,
             [name for name in peers if name in EXPORTS],
             listings,
+            self.disk,
         )
 
     def _package(self) -> tuple[bytes, str]:
@@ -152,6 +154,8 @@ def about(plan: Schedule, choice: Choice) -> dict[str, object]:
         ),
         "seconds": plan.seconds,
     }
+    if plan.disk != "tmpfs":
+        facts["trees on"] = f"{plan.disk}, on loop devices in memory"
     if plan.package is not None:
         facts["package"] = choice.package_name
     if plan.exports and plan.listings and not guest.missing():

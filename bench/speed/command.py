@@ -13,7 +13,7 @@ from ..figures import Run
 from ..job import Piece
 from ..over_nfs import all_listings
 from ..papers.command import papers
-from ..peers import BARE
+from ..peers import BARE, DISKS
 from ..session import interruptible, read, require_matplotlib, require_writable
 from ..work import all_work
 from . import report
@@ -49,6 +49,14 @@ from .picture import draw
     show_default=True,
     help="Least duration of each measurement.",
 )
+@click.option(
+    "--on",
+    "disk",
+    type=click.Choice([*DISKS]),
+    default="tmpfs",
+    show_default=True,
+    help="The kind of file system on which the trees are made.",
+)
 @click.option("--package", metavar="FILE", help="A source package (tar.gz with a Makefile) to build.")
 @click.option(
     "--quick",
@@ -70,6 +78,7 @@ def bench(
     rounds: int,
     heavy_rounds: int,
     seconds: float,
+    disk: str,
     package: str | None,
     json_path: str | None,
     plot: str | None,
@@ -82,9 +91,10 @@ def bench(
 ) -> None:
     """Measure the speed of cloakfs against the bare tree and other ways of mounting it.
 
-    Makes a tree in memory for each peer, mounts the trees below $TMPDIR, and works there as an ordinary user. NFS is
-    measured in a guest with a kernel of its own, when all that is done. docs/performance.md describes what is measured,
-    and how. Ratios are comparable between runs, absolute rates are not. Needs root.
+    Makes a tree for each peer, in memory or (--on) on a loop device whose image is in memory, mounts the trees below
+    $TMPDIR, and works there as an ordinary user. NFS is measured in a guest with a kernel of its own, when all that is
+    done. docs/performance.md describes what is measured, and how. Ratios are comparable between runs, absolute rates
+    are not. Needs root.
 
     Exit status: 0 measured (or shown), 1 it cannot be measured, or some work failed, 2 wrong usage.
     """
@@ -92,7 +102,7 @@ def bench(
         return
     rounds_of_heavy = 1 if quick else heavy_rounds
     every = {**all_work(rounds_of_heavy), **all_listings(rounds_of_heavy)}
-    choice = Choice(peers, works, cpus, rounds, seconds, package, quick=quick)
+    choice = Choice(peers, works, cpus, rounds, seconds, package, quick=quick, disk=disk)
     if only_list:
         click.echo(listing(every))
         return

@@ -81,7 +81,7 @@ def _set_up(
     for name in plan.peers:
         advance(f"tree for {name}")
         with undisturbed():
-            top, at = place(stack, base, name)
+            top, at = place(stack, base, name, plan.disk)
         tree.prepare(top, plan.sizes, plan.package, many=bool(many & set(tree.KINDS)))
         if HOME in kinds:
             prepare_homes(top, plan.sizes, many=HOME in many)

@@ -26,6 +26,7 @@ class Schedule:
         package: a source package to build.
         exports: names of exports.
         listings: what is listed through them.
+        disk: on which kind of file system the trees are.
     """
 
     peers: list[str]
@@ -38,6 +39,7 @@ class Schedule:
     package: bytes | None
     exports: list[str]
     listings: list[NfsListing]
+    disk: str = "tmpfs"
 
     def steps(self) -> Iterator[tuple[str, int, Work]]:
         """Setting, round and work, in order."""

@@ -605,16 +605,15 @@ class NameOperations(Core):
         A hidden source is ENOENT; a hidden target is EEXIST with RENAME_NOREPLACE, ENOENT with RENAME_EXCHANGE,
         else EACCES. A rename from one view into another is EXDEV.
         """
+        self._require_one_view(parent_inode_old, parent_inode_new)
         if flags & ~(linux.RENAME_NOREPLACE | linux.RENAME_EXCHANGE):
             raise FUSEError(errno.EINVAL)
-        if ROOT in (parent_inode_old, parent_inode_new) and self.views.top:
-            raise FUSEError(errno.EROFS)
-        if (parent_inode_old ^ parent_inode_new) >> OBJECT_BITS:  # they are of two views
-            raise FUSEError(errno.EXDEV)
         old = new = await self._enter(parent_inode_old, ctx)
         if parent_inode_old != parent_inode_new:
             new = await self._enter(parent_inode_new, ctx)
             old = self._at(new, self.nodes.get(parent_inode_old))
+        elif await self._rename_at_once(new, name_old, name_new, flags):
+            return
         old_obj = old.obj
         if new.obj is not old_obj and self.nodes.is_deepest(new.obj):
             moved = self.nodes.entry(old_obj, name_old)
@@ -623,11 +622,9 @@ class NameOperations(Core):
         with contextlib.ExitStack() as stack:
             stack.callback(self.cache.complete_directories.invalidate, new.obj)
             stack.callback(self.cache.complete_directories.invalidate, old_obj)
-            removed = moved = None
+            removed = None
             if not new.view.policy_hides or new.who is DAEMON:
                 await self._do(new, partial(self._rename, old, name_old, name_new=name_new, flags=flags))
-            elif old is new and (at_once := self._rename_at_once(new, name_old, name_new, flags, stack)) is not None:
-                moved, removed = at_once
             else:
                 inodes = parent_inode_old, parent_inode_new
                 new, replaced = await self._rename_visible(old, name_old, new, name_new, flags, inodes, ctx)
@@ -635,14 +632,16 @@ class NameOperations(Core):
                     stack.callback(calls.close, replaced)
                     removed = self.nodes.known(replaced, new.obj)
             await self.cache.removed(new.number, [(old_obj, name_old), (new.obj, name_new)], removed)
-            if moved is not None:
-                self.nodes.move(moved, old_obj, name_new)
-                await self.cache.moved(new.number, new.view, moved, old_obj, old_obj)
-                return
         new = await self._again(new, parent_inode_new, ctx)
         await self._moved(old_obj, new, name_new)
         if flags & linux.RENAME_EXCHANGE:
             await self._moved(new.obj, self._at(new, old_obj), name_old)
+
+    def _require_one_view(self, *inodes: InodeT) -> None:
+        if ROOT in inodes and self.views.top:
+            raise FUSEError(errno.EROFS)
+        if len({inode >> OBJECT_BITS for inode in inodes}) > 1:
+            raise FUSEError(errno.EXDEV)
 
     async def _rename_visible(
         self,
@@ -675,39 +674,41 @@ class NameOperations(Core):
                 raise
         raise Stale
 
-    def _rename_at_once(
-        self, at: Request, name_old: bytes, name_new: bytes, flags: int, stack: contextlib.ExitStack
-    ) -> tuple[Object, Object | None] | None:
-        """Rename within a directory that the caller alone may change.
+    async def _rename_at_once(self, at: Request, name_old: bytes, name_new: bytes, flags: int) -> bool:
+        """Rename within a directory that the caller alone may change; return False if this is not such a case.
 
         The names are what they were a moment before, so that nothing need be moved aside (`atomic`).
-
-        Returns:
-            what was renamed, and what was replaced, if anything; None if this is not such a case.
         """
-        if at.waits or flags & linux.RENAME_EXCHANGE or name_old == name_new or at.view.cloak is None:
-            return None
-        if not _alone_may_change(at):
-            return None
+        directory = at.obj
+        if at.waits or at.who is DAEMON or at.view.cloak is None or not at.view.policy_hides:
+            return False
+        if flags & linux.RENAME_EXCHANGE or name_old == name_new or not _alone_may_change(at):
+            return False
         found = self.find(at, name_old)
         if isinstance(found, Missing):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        stack.callback(self.nodes.drop_if_unused, found.obj)  # the kernel may not know it (yet)
-        directory, replaced = at.obj, None
-        # A hidden name may take longer here than an absent one, since the answer says that it is taken.
-        if directory.filesystem.timed(calls.statx_if_there, at.credentials_for(os.X_OK), at.fd, name_new) is not None:
-            target = self.find(at, name_new)
-            if isinstance(target, Missing) or flags:
-                return None
-            replaced = target.obj
-            stack.callback(self.nodes.drop_if_unused, replaced)
-            if not (_is_single(found) and _is_single(target)):
-                return None
-        elif not (_is_single(found) or stat.S_ISDIR(found.info.st_mode)):
-            return None
-        who = _mover(at, at, found.info)
-        directory.filesystem.timed(calls.rename, who, at.fd, name_old, at.fd, name_new, flags)
-        return found.obj, replaced
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.nodes.drop_if_unused, found.obj)  # the kernel may not know it (yet)
+            replaced = None
+            # A hidden name may take longer here than an absent one, since the answer says that it is taken.
+            if directory.filesystem.timed(calls.statx_if_there, at.credentials_for(os.X_OK), at.fd, name_new) is None:
+                if not (_is_single(found) or stat.S_ISDIR(found.info.st_mode)):
+                    return False
+            else:
+                target = self.find(at, name_new)
+                if isinstance(target, Missing) or flags:
+                    return False
+                replaced = target.obj
+                stack.callback(self.nodes.drop_if_unused, replaced)
+                if not (_is_single(found) and _is_single(target)):
+                    return False
+            stack.callback(self.cache.complete_directories.invalidate, directory)
+            who = _mover(at, at, found.info)
+            directory.filesystem.timed(calls.rename, who, at.fd, name_old, at.fd, name_new, flags)
+            await self.cache.removed(at.number, [(directory, name_old), (directory, name_new)], replaced)
+            self.nodes.move(found.obj, directory, name_new)
+            await self.cache.moved(at.number, at.view, found.obj, directory, directory)
+        return True
 
     def _at(self, at: Request, obj: Object) -> Request:
         """Return the same request, about another object of the view to which the caller was let in as well."""

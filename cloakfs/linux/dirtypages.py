@@ -16,15 +16,17 @@ _PAGE = resource.getpagesize()
 # By default, the kernel lets go on with 15 % of the memory that can be used for pages of files. This is safely below.
 _SHARE_OF_GROUP = 0.05
 
-_CGROUPS = "/sys/fs/cgroup"
-_OWN_GROUP = "/proc/self/cgroup"
-
 
 class DirtyPages:
-    """The dirty pages of the machine, and of the control groups that this process is in."""
+    """The dirty pages of the machine, and of the control groups that this process is in.
 
-    def __init__(self) -> None:
-        self._groups = _limited_groups()
+    Args:
+        groups: where control groups (version 2) are mounted.
+        own: the file that names that of this process (proc(5)).
+    """
+
+    def __init__(self, groups: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> None:
+        self._groups = _limited_groups(groups, own)
 
     def room(self) -> int:
         """Return how many bytes all processes together may write now without having to wait; at least 0.
@@ -42,16 +44,16 @@ class DirtyPages:
         return max(0, min(rooms))
 
 
-def _limited_groups() -> list[str]:
-    """Return the folders of the control groups (version 2) above this process whose memory has a limit."""
+def _limited_groups(top: str, own: str) -> list[str]:
+    """Return the folders of the control groups above this process whose memory has a limit."""
     try:
-        with ownfiles.open(_OWN_GROUP, encoding="utf-8", errors="surrogateescape") as file:
+        with ownfiles.open(own, encoding="utf-8", errors="surrogateescape") as file:
             lines = file.read().splitlines()
     except OSError:
         return []
     inside = next((line.removeprefix("0::").strip("/") for line in lines if line.startswith("0::")), "")
     parts = inside.split("/") if inside else []
-    groups = ["/".join([_CGROUPS, *parts[:count]]) for count in range(1, len(parts) + 1)]
+    groups = ["/".join([top, *parts[:count]]) for count in range(1, len(parts) + 1)]
     return [group for group in groups if _limit(group) is not None]
 
 

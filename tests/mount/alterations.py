@@ -38,7 +38,7 @@ from cloakfs.state import client, persistent, runtime
 from cloakfs.tree import calls, filesystems, index, locate
 from cloakfs.view import View
 from tests.altered import replace
-from tests.waiting import wait_in_loop, wait_until
+from tests.waiting import let_expire, wait_in_loop, wait_until
 
 
 def _wait_for(path: str) -> None:
@@ -581,7 +581,7 @@ def writes_wait_in_the_loop() -> None:
 
     def waiting(*args: Any) -> int:
         if threading.current_thread() is threading.main_thread():
-            time.sleep(0.01)
+            let_expire(0.01)
         return write(*args)
 
     replace(calls, "pwrite", waiting)

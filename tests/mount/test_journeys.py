@@ -177,7 +177,7 @@ MOST = {
     "lookup of a hidden name": Journey(41, 22, 13),
     "getattr": Journey(41, 19, 10),
     "create": Journey(71, 26, 32),
-    "rename": Journey(83, 26, 36),
+    "rename": Journey(84, 26, 35),
     "chmod": Journey(90, 23, 38),
     "event": Journey(72, 12, 25),
     "read": Journey(8, 5, 1),

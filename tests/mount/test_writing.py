@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.linux import dirtypages
 from cloakfs.linux.dirtypages import DirtyPages
 from cloakfs.state.runtime import mounted
 from tests.agents import User
@@ -159,7 +158,7 @@ def test_room_for_dirty_pages() -> None:
     assert 0 <= DirtyPages().room() <= threshold * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_room_in_a_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_in_a_control_group(tmp_path: Path) -> None:
     """A group with a limit of memory has dirty pages of its own, and so have the groups above it."""
     inner = tmp_path / "system.slice/cloakfs.service"
     inner.mkdir(parents=True)
@@ -169,8 +168,7 @@ def test_room_in_a_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (group / "memory.stat").write_text(f"anon {20 << 20}\nfile_dirty {1 << 20}\nfile_writeback 0\n")
     own = tmp_path / "own"
     own.write_text("0::/system.slice/cloakfs.service\n")
-    monkeypatch.setattr(dirtypages, "_CGROUPS", str(tmp_path))
-    monkeypatch.setattr(dirtypages, "_OWN_GROUP", str(own))
-    assert DirtyPages().room() == 3 << 20
+    dirty_pages = DirtyPages(str(tmp_path), str(own))
+    assert dirty_pages.room() == 3 << 20
     (tmp_path / "system.slice/memory.stat").write_text(f"anon {20 << 20}\nfile_dirty {9 << 20}\nfile_writeback 0\n")
-    assert DirtyPages().room() == 0
+    assert dirty_pages.room() == 0
