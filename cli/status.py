@@ -182,7 +182,7 @@ def _lines(mount: Mounted, words: str, *, in_full: bool) -> list[tuple[str, str]
     reading = mount.prefetch
     if reading:
         lines.append(("reads", f"{reading['hits']:,} in memory, {reading['misses']:,} had to wait"))
-        if "written_at_once" in reading:  # not by a daemon of 0.1.0
+        if "written_at_once" in reading:  # not by a daemon of an earlier version
             at_once, by_threads = reading["written_at_once"], reading["written_by_threads"]
             lines.append(("writes", f"{at_once:,} to memory at once, {by_threads:,} by threads, which may wait"))
         lines.append(("prefetch", f"{reading['heuristic']}, {decimal(reading['asked'])} requested"))

@@ -19,6 +19,7 @@ from .operation import operation
 
 CAPABILITY = b"security.capability"
 _LABEL = b"security.selinux"
+_QUERY = os.fsencode(QUERY_XATTR)
 
 _OFTEN_READ = frozenset({CAPABILITY, _LABEL, b"system.posix_acl_access"})
 """What the kernel reads before every write, and ls(1) of every file; mostly, there is none."""
@@ -52,7 +53,7 @@ class XattrOperations(Core):
     @operation
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         """See getxattr(2)."""
-        if name == os.fsencode(QUERY_XATTR):
+        if name == _QUERY:
             return await self._answer_query(inode, ctx)
         if name in _OFTEN_READ and self._is_known_to_lack(inode, ctx, name):
             raise FUSEError(_has_none(name))
