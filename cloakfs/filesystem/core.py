@@ -100,6 +100,9 @@ class Core(pyfuse3.Operations):
 
     supports_dot_lookup = True
     enable_writeback_cache = False
+    # The real tree drops set-id bits and capabilities (`DataOperations._may_have_lost_set_id`). Only a patched pyfuse3
+    # knows this; otherwise, the kernel requests `security.capability` before each write.
+    enable_killpriv_v2 = True
 
     def __init__(
         self,

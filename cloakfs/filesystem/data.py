@@ -156,12 +156,14 @@ class DataOperations(Core):
         return done
 
     async def _may_have_lost_set_id(self, fh: FileHandleT) -> None:
-        """Invalidate a file in the kernel if it may be hidden from a caller without its set-id bits.
+        """Invalidate the attributes of a file, and its names if it may be hidden from a caller without set-id bits.
 
-        The real tree drops them when the file is written to. Where they are shown, the kernel has them dropped first.
+        The real tree drops them when the file is written to. The kernel learns of it from the next attributes (with
+        FUSE_HANDLE_KILLPRIV_V2), or has those dropped first that it knows of.
         """
         file = self.files.by_fd[fh]
         self.files.check_set_id(fh)  # first: what is dropped from now on is noticed by the request that does it
+        self.cache.invalidate(file.obj)
         view = self.views.get(file.number)
         if view is not None:
             await self.cache.changed(file.number, view, file.obj)

@@ -1,4 +1,4 @@
-"""fallocate(2), and lseek(2) to data and holes: with the patch in contrib/pyfuse3, and without it."""
+"""What is different with the patches in contrib/pyfuse3, and without them."""
 
 import errno
 import mmap
@@ -13,6 +13,7 @@ from cloakfs import linux
 from tests.agents import User
 from tests.mount.conftest import Mount, told
 from tests.mount.loopfs import filesystem
+from tests.mount.test_caching import requests
 
 MakeMount = Callable[..., Mount]
 
@@ -239,3 +240,113 @@ def test_nothing_is_allocated(there: Mount, mode: int) -> None:
 def test_everything_is_data(there: Mount) -> None:
     sparse(there.real("file"))
     assert extents(there.at("file")) == [(0, 2 * M)]
+
+
+# -- set-id bits and capabilities, which the kernel leaves to the real tree with the patch ---------------------------
+
+CAPABILITY = bytes.fromhex("0100000200040000000000000000000000000000")
+
+
+def append(path: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+    os.write(fd, b"more")
+    os.close(fd)
+
+
+def write_in_place(path: str) -> None:
+    fd = os.open(path, os.O_RDWR)
+    os.pwrite(fd, b"other", 0)
+    os.close(fd)
+
+
+def shorten(path: str) -> None:
+    fd = os.open(path, os.O_RDWR)
+    os.ftruncate(fd, 1)
+    os.close(fd)
+
+
+def reopen(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
+
+
+CHANGES: dict[str, Callable[[str], object]] = {
+    "append": append,
+    "write": write_in_place,
+    "truncate": lambda path: os.truncate(path, 3),
+    "ftruncate": shorten,
+    "O_TRUNC": reopen,
+    "nothing": lambda path: os.close(os.open(path, os.O_RDWR)),
+}
+
+
+def change(what: str, path: str) -> None:
+    CHANGES[what](path)
+
+
+def changed(what: str, path: str) -> tuple[int, int, int]:
+    """Make a change; return the mode that is seen before, and at once afterwards by a path and by a descriptor."""
+    before = os.stat(path).st_mode
+    CHANGES[what](path)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return before, os.stat(path).st_mode, os.fstat(fd).st_mode
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("uid", [0, 3001, 3002])
+@pytest.mark.parametrize("options", ["no_root_squash", "no_root_squash,cloak_list=uid +077 3000 3999"])
+def test_set_id_bits_are_dropped_as_on_the_real_tree(
+    tree: str, mount: MakeMount, user: Callable[..., User], what: str, uid: int, options: str
+) -> None:
+    m = mount("-o", options)
+    one, other = user(uid), user(3003)
+    for mode in (0o4777, 0o2777, 0o6757, 0o2767, 0o777):
+        for name in ("bare", "file"):
+            path = write(os.path.join(tree, f"{name}-{mode:o}"), b"content")
+            os.chown(path, 3001, 3001)
+            os.chmod(path, mode)
+    told()
+    for mode in (0o4777, 0o2777, 0o6757, 0o2767, 0o777):
+        at = m.at(f"file-{mode:o}")
+        other.do(os.stat, at)
+        expected = one.do(changed, what, os.path.join(tree, f"bare-{mode:o}"))
+        assert one.do(changed, what, at) == expected, oct(mode)
+        assert other.do(os.stat, at).st_mode == expected[1]
+        assert os.stat(os.path.join(tree, f"file-{mode:o}")).st_mode == expected[1]
+
+
+@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("uid", [0, 3001, 3002])
+def test_capabilities_are_dropped_as_on_the_real_tree(
+    tree: str, mount: MakeMount, user: Callable[..., User], what: str, uid: int
+) -> None:
+    m, one = mount("-o", "no_root_squash"), user(uid)
+    for name in ("bare", "file"):
+        path = write(os.path.join(tree, name), b"content")
+        os.chown(path, 3001, 3001)
+        os.setxattr(path, "security.capability", CAPABILITY)
+    told()
+    one.do(change, what, os.path.join(tree, "bare"))
+    one.do(change, what, m.at("file"))
+    found = ["security.capability" in os.listxattr(os.path.join(tree, name)) for name in ("bare", "file")]
+    assert found[0] == found[1]
+
+
+def many_lines(path: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for _ in range(50):
+        os.write(fd, b"line")
+    os.close(fd)
+
+
+@pytest.mark.usefixtures("figures_at_once")
+def test_who_writes_little_at_a_time(tree: str, mount: MakeMount, user: Callable[..., User]) -> None:
+    os.chmod(tree, 0o1777)
+    m, ann = mount("-o", "no_root_squash"), user(3001)
+    before = requests(m)
+    ann.do(many_lines, m.at("log"))
+    found = requests(m) - before
+    assert found["write"] == 50
+    assert (found["getxattr"] <= 2) if HAS_PATCH else (found["getxattr"] == 50)
