@@ -334,6 +334,31 @@ def test_capabilities_are_dropped_as_on_the_real_tree(
     assert found[0] == found[1]
 
 
+@pytest.mark.usefixtures("figures_at_once")
+def test_the_text_of_a_link_is_requested_once(tree: str, mount: MakeMount, user: Callable[..., User]) -> None:
+    """And nobody gets it who does not see the link."""
+    os.mkdir(f"{tree}/home", 0o755)
+    os.symlink("target", f"{tree}/home/link")
+    os.chown(f"{tree}/home/link", 3001, 3001, follow_symlinks=False)
+    m, ann, bob = mount("-o", "no_root_squash,cloak_list=uid +000 3000 3999"), user(3001), user(3002)
+    told()
+    assert ann.do(os.readlink, m.at("home/link")) == "target"
+    before = requests(m)
+    for _ in range(10):
+        assert ann.do(os.readlink, m.at("home/link")) == "target"
+    assert (requests(m) - before)["readlink"] == (0 if HAS_PATCH else 10)
+    assert bob.error(os.readlink, m.at("home/link")) == errno.ENOENT
+    os.unlink(f"{tree}/home/link")
+    os.symlink("elsewhere", f"{tree}/home/link")
+    os.chown(f"{tree}/home/link", 3001, 3001, follow_symlinks=False)
+    told()
+    assert ann.do(os.readlink, m.at("home/link")) == "elsewhere"
+    os.chown(f"{tree}/home/link", 3002, 3002, follow_symlinks=False)
+    told()
+    assert ann.error(os.readlink, m.at("home/link")) == errno.ENOENT
+    assert bob.do(os.readlink, m.at("home/link")) == "elsewhere"
+
+
 def many_lines(path: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for _ in range(50):
