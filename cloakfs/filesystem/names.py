@@ -637,10 +637,10 @@ class NameOperations(Core):
         if flags & linux.RENAME_EXCHANGE:
             await self._moved(new.obj, self._at(new, old_obj), name_old)
 
-    def _require_one_view(self, *inodes: InodeT) -> None:
-        if ROOT in inodes and self.views.top:
+    def _require_one_view(self, old: InodeT, new: InodeT) -> None:
+        if ROOT in (old, new) and self.views.top:
             raise FUSEError(errno.EROFS)
-        if len({inode >> OBJECT_BITS for inode in inodes}) > 1:
+        if (old ^ new) >> OBJECT_BITS:  # they are of two views
             raise FUSEError(errno.EXDEV)
 
     async def _rename_visible(
@@ -687,9 +687,8 @@ class NameOperations(Core):
         found = self.find(at, name_old)
         if isinstance(found, Missing):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.nodes.drop_if_unused, found.obj)  # the kernel may not know it (yet)
-            replaced = None
+        replaced = None
+        try:
             # A hidden name may take longer here than an absent one, since the answer says that it is taken.
             if directory.filesystem.timed(calls.statx_if_there, at.credentials_for(os.X_OK), at.fd, name_new) is None:
                 if not (_is_single(found) or stat.S_ISDIR(found.info.st_mode)):
@@ -699,15 +698,17 @@ class NameOperations(Core):
                 if isinstance(target, Missing) or flags:
                     return False
                 replaced = target.obj
-                stack.callback(self.nodes.drop_if_unused, replaced)
                 if not (_is_single(found) and _is_single(target)):
                     return False
-            stack.callback(self.cache.complete_directories.invalidate, directory)
             who = _mover(at, at, found.info)
             directory.filesystem.timed(calls.rename, who, at.fd, name_old, at.fd, name_new, flags)
             await self.cache.removed(at.number, [(directory, name_old), (directory, name_new)], replaced)
             self.nodes.move(found.obj, directory, name_new)
             await self.cache.moved(at.number, at.view, found.obj, directory, directory)
+        finally:
+            self.cache.complete_directories.invalidate(directory)
+            self.nodes.drop_if_unused(found.obj)  # the kernel may not know it (yet)
+            self.nodes.drop_if_unused(replaced)
         return True
 
     def _at(self, at: Request, obj: Object) -> Request:

@@ -5,7 +5,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import partial
 
 import trio
@@ -463,20 +463,32 @@ class Changes:
                 self._invalidation.invalidate(obj)
             else:
                 self._invalidation.invalidate_attributes(obj, but=number)
+        places: list[tuple[Object, bytes]] = []
+        others: list[tuple[Object, bytes, frozenset[int]]] = []  # where other views may know the name
+        for parent, name in names:
+            for directory in (parent, *self._nodes.twins(parent)):
+                there = (directory.children or {}).get(name)
+                numbers = (directory if there is None else there).ever_cached_in
+                if directory is parent:
+                    numbers -= {number}
+                if numbers:
+                    others.append((directory, name, numbers))
+                places.append((directory, name))
+        if not others:
+            self._unlist(places)
+            return
         with contextlib.ExitStack() as stack:
             for parent, _ in names:
                 stack.enter_context(self._invalidation.notifier.suspended(self._nodes.nodeid(number, parent)))
             waits: set[trio.Event] = set()
-            for parent, name in names:
-                for directory in (parent, *self._nodes.twins(parent)):
-                    there = (directory.children or {}).get(name)
-                    numbers = (directory if there is None else there).ever_cached_in
-                    if directory is parent:
-                        numbers -= {number}
-                    if numbers:
-                        waits |= self._invalidation.invalidate_name(directory, name, numbers)
-                    self._nodes.unlist(directory, name)
+            for directory, name, numbers in others:
+                waits |= self._invalidation.invalidate_name(directory, name, numbers)
+            self._unlist(places)
             await self._wait_unless_suspended(waits)
+
+    def _unlist(self, places: Iterable[tuple[Object, bytes]]) -> None:
+        for directory, name in places:
+            self._nodes.unlist(directory, name)
 
     async def moved(self, number: int, view: View, obj: Object, before: Object, parent: Object) -> None:
         """Handle a rename of `obj` from `before` into `parent` by a request that has not been answered yet.

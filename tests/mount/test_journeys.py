@@ -177,11 +177,11 @@ MOST = {
     "lookup of a hidden name": Journey(41, 22, 13),
     "getattr": Journey(41, 19, 10),
     "create": Journey(71, 26, 32),
-    "rename": Journey(84, 26, 35),
+    "rename": Journey(72, 26, 30),
     "chmod": Journey(90, 23, 38),
     "event": Journey(72, 12, 25),
     "read": Journey(8, 5, 1),
-    "unlink": Journey(45, 23, 14),
+    "unlink": Journey(39, 22, 13),
 }
 """What each request may take. Lower these when a way gets shorter."""
 

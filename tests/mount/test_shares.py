@@ -13,7 +13,8 @@ import pytest
 from cloakfs.fuse import connection, loop
 from cloakfs.linux import mountinfo
 from tests.agents import User, read
-from tests.mount.conftest import Mount, run
+from tests.mount import alterations
+from tests.mount.conftest import Mount, daemons_with, run
 from tests.mount.loopfs import filesystem
 from tests.mount.test_hung import Far
 from tests.mount.test_limits import hold_many, let_go, mounted_with_few_descriptors
@@ -145,7 +146,10 @@ def test_nothing_that_was_mapped_is_lost_because_much_waits_to_be_written(
 ) -> None:
     """More requests wait than one caller may have: those that write what was mapped are not refused."""
     pages = 3 * loop.SHARE
-    with filesystem("ext4", tree, "disk", images=base) as disk:
+    with (
+        filesystem("ext4", tree, "disk", images=base) as disk,
+        daemons_with(alterations.no_room_for_dirty_pages),  # so that threads write
+    ):
         for name in ("mapped", "other"):
             Path(disk, name).write_bytes(bytes(2 * pages * PAGE))
             os.chown(f"{disk}/{name}", ANN, ANN)
