@@ -21,6 +21,7 @@ from tests.mount.conftest import Mount, run, told
 from tests.mount.loopfs import filesystem
 from tests.mount.test_caching import requests
 from tests.mount.test_cli import put
+from tests.mount.test_patched_pyfuse3 import HAS_PATCH
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
@@ -155,7 +156,8 @@ def test_what_noxattr_saves(mount: MakeMount, tree: str, *, noxattr: bool) -> No
 
     write()
     list_all()  # the kernel asks once what it will not ask again
-    assert asked(write) == (0 if noxattr else 10)
+    # The patched pyfuse3 spares the request for each write: there is at most one after each change of the attributes.
+    assert asked(write) in (range(1) if noxattr else range(2) if HAS_PATCH else range(10, 11))
     # coreutils 9.1 asks for the ACL of each file, and for one label.
     assert asked(list_all) in (range(1) if noxattr else range(20, 30))
 
