@@ -131,8 +131,9 @@ class Core(pyfuse3.Operations):
         self.knfsd = mode.knfsd
         self.ganesha = mode.ganesha
         self.exported = mode.is_exported
-        # The text of a symbolic link never changes, and a caller gets to it by a name. (In an export, by a handle.)
-        self.enable_symlink_cache = not self.exported
+        # The text of a symbolic link never changes, except where another machine or process serves the file system, and
+        # a caller gets to it by a name. (In an export, by a handle.)
+        self.enable_symlink_cache = not self.exported and not any(it.remote for it in nodes.mounts.filesystems)
         # With subtree_check, the kernel reconnects a handle with the identity of the caller that sent it.
         self.reconnects_as_others = mode.knfsd and not mode.subtree_check
         self.reconnection = HandleReconnection()

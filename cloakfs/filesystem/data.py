@@ -179,7 +179,8 @@ class DataOperations(Core):
         obj, opener = file.obj, file.opener
         assert opener is not None
         try:
-            await trio.to_thread.run_sync(calls.fallocate, opener, fh, mode, off, length, abandon_on_cancel=True)
+            with self.reader.thread_writes(obj.filesystem):
+                await trio.to_thread.run_sync(calls.fallocate, opener, fh, mode, off, length, abandon_on_cancel=True)
         except OSError:
             self.cache.invalidate(obj)  # ext4 keeps what it allocated before the disk was full
             raise

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from statistics import fmean
 from typing import Any, TextIO
@@ -72,7 +72,7 @@ class Storage:
         path: where it is mounted.
         chunk: the bytes of one read-ahead request; the kernel drops the excess (mm/readahead.c).
         writes_at_once: whether RWF_NOWAIT works for writing.
-        writing: how many threads are writing; one may hold the lock of a file for long.
+        writing: how many threads are writing, or allocating; one may hold the lock of a file for long.
         wait: the mean time of the last misses, in seconds; None until there were enough.
         pays: whether it is slow enough for reading ahead.
         pending: how many requests to read ahead are not done yet.
@@ -281,13 +281,21 @@ class Reader:
             return done
         rest = partial(calls.pwrite, who, fd, memoryview(data)[done:], offset + done, flags)
         self.counts["written_by_threads"] += 1
-        storage.writing += 1
         try:
-            return done + await self._write_in_thread(who.uid, len(data) - done, rest)
+            with self.thread_writes(filesystem):
+                return done + await self._write_in_thread(who.uid, len(data) - done, rest)
         except OSError:
             if not done:
                 raise
             return done  # as with write(2), the next write gets the error
+
+    @contextlib.contextmanager
+    def thread_writes(self, filesystem: MountedFilesystem) -> Iterator[None]:
+        """While a thread changes a file there, leave writes to threads: it may hold the lock of the file for long."""
+        storage = self._storage(filesystem)
+        storage.writing += 1
+        try:
+            yield
         finally:
             storage.writing -= 1
 

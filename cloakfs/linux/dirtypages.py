@@ -26,7 +26,7 @@ class DirtyPages:
     """
 
     def __init__(self, groups: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> None:
-        self._groups = _limited_groups(groups, own)
+        self._groups = _own_groups(groups, own)
 
     def room(self) -> int:
         """Return how many bytes all processes together may write now without having to wait; at least 0.
@@ -39,13 +39,15 @@ class DirtyPages:
         freerun = (pages[b"nr_dirty_threshold"] + pages[b"nr_dirty_background_threshold"]) // 2
         rooms = [(freerun - pages[b"nr_dirty"] - pages[b"nr_writeback"]) * _PAGE]
         for group in self._groups:
-            with contextlib.suppress(OSError):
-                rooms.append(_room_of_group(group))
+            limit = _limit(group)
+            if limit is not None:
+                with contextlib.suppress(OSError):
+                    rooms.append(_room_of_group(group, limit))
         return max(0, min(rooms))
 
 
-def _limited_groups(top: str, own: str) -> list[str]:
-    """Return the folders of the control groups above this process whose memory has a limit."""
+def _own_groups(top: str, own: str) -> list[str]:
+    """Return the folders of the control groups that this process is in, each of which may get a limit at any time."""
     try:
         with ownfiles.open(own, encoding="utf-8", errors="surrogateescape") as file:
             lines = file.read().splitlines()
@@ -53,8 +55,7 @@ def _limited_groups(top: str, own: str) -> list[str]:
         return []
     inside = next((line.removeprefix("0::").strip("/") for line in lines if line.startswith("0::")), "")
     parts = inside.split("/") if inside else []
-    groups = ["/".join([top, *parts[:count]]) for count in range(1, len(parts) + 1)]
-    return [group for group in groups if _limit(group) is not None]
+    return ["/".join([top, *parts[:count]]) for count in range(1, len(parts) + 1)]
 
 
 def _limit(group: str) -> int | None:
@@ -67,12 +68,9 @@ def _limit(group: str) -> int | None:
     return min(limits, default=None)
 
 
-def _room_of_group(group: str) -> int:
-    limit = _limit(group)
+def _room_of_group(group: str, limit: int) -> int:
     with ownfiles.open(f"{group}/memory.stat", "rb") as file:
         used = _numbers(file.read())
-    if limit is None:
-        return 1 << 62
     return int((limit - used[b"anon"]) * _SHARE_OF_GROUP) - used[b"file_dirty"] - used[b"file_writeback"]
 
 

@@ -585,3 +585,13 @@ def writes_wait_in_the_loop() -> None:
         return write(*args)
 
     replace(calls, "pwrite", waiting)
+
+
+def allocate_slowly(begun: str, go: str) -> None:
+    """Have fallocate(2) begin, and wait until a file appears."""
+
+    def waiting(*_: Any) -> None:
+        _append(begun, "")
+        _wait_for(go)
+
+    replace(calls, "fallocate", waiting)

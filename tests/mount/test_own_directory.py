@@ -44,8 +44,15 @@ def taken(m: Mount, who: User, call: Callable[..., object], *args: object) -> Co
     return found
 
 
+def warm(mount: MakeMount, user: MakeUser) -> tuple[Mount, User, str]:
+    """Mount; return the mount, the owner of the home, and its path, once the kernel and the daemon know both."""
+    m, owner = mount("-o", CLOAKED), user(OWNER)
+    told()
+    owner.do(exercise, m.at("home"))
+    return m, owner, m.at("home")
+
+
 def exercise(top: str) -> None:
-    """Do for a first time what is measured afterwards, so that the kernel and the daemon know what they need."""
     write(f"{top}/warm", b"")
     os.rename(f"{top}/warm", f"{top}/warmer")
     os.unlink(f"{top}/warmer")
@@ -54,11 +61,8 @@ def exercise(top: str) -> None:
 
 
 def test_a_rename_is_one_request_and_what_is_known_stays_known(home: Path, mount: MakeMount, user: MakeUser) -> None:
-    m, owner = mount("-o", CLOAKED), user(OWNER)
-    top = m.at("home")
-    told()
-    owner.do(os.chdir, top)
-    owner.do(exercise, ".")
+    m, owner, _ = warm(mount, user)
+    owner.do(os.chdir, m.at("home"))
     # The kernel looks up what a rename may replace, whatever it knows of it (fuse_dentry_revalidate).
     steps: list[tuple[str, Callable[..., object], tuple[object, ...], dict[str, int]]] = [
         ("to a new name", os.rename, ("file", "moved"), {"lookup": 1, "rename": 1}),
@@ -77,10 +81,8 @@ def test_a_rename_is_one_request_and_what_is_known_stays_known(home: Path, mount
 
 
 def test_nobody_else_sees_what_was_renamed(home: Path, mount: MakeMount, user: MakeUser) -> None:
-    m, owner, stranger = mount("-o", CLOAKED), user(OWNER), user(STRANGER)
-    top = m.at("home")
-    told()
-    owner.do(exercise, top)
+    _, owner, top = warm(mount, user)
+    stranger = user(STRANGER)
     for new in ("one", "two", "three"):
         owner.do(os.rename, f"{top}/file", f"{top}/{new}")
         owner.do(os.stat, f"{top}/{new}")
@@ -90,10 +92,7 @@ def test_nobody_else_sees_what_was_renamed(home: Path, mount: MakeMount, user: M
 
 
 def test_what_is_given_away_after_a_rename_is_hidden(home: Path, mount: MakeMount, user: MakeUser) -> None:
-    m, owner = mount("-o", CLOAKED), user(OWNER)
-    top = m.at("home")
-    told()
-    owner.do(exercise, top)
+    _, owner, top = warm(mount, user)
     owner.do(os.rename, f"{top}/file", f"{top}/moved")
     owner.do(os.stat, f"{top}/moved")
     os.chown(home / "moved", STRANGER, STRANGER)
@@ -108,10 +107,8 @@ def test_what_is_given_away_after_a_rename_is_hidden(home: Path, mount: MakeMoun
 def test_after_the_directory_is_opened_to_others_the_new_name_counts(
     home: Path, mount: MakeMount, user: MakeUser
 ) -> None:
-    m, owner, stranger = mount("-o", CLOAKED), user(OWNER), user(STRANGER)
-    top = m.at("home")
-    told()
-    owner.do(exercise, top)
+    _, owner, top = warm(mount, user)
+    stranger = user(STRANGER)
     owner.do(os.rename, f"{top}/file", f"{top}/moved")
     owner.do(os.stat, f"{top}/moved")
     owner.do(os.chmod, top, 0o755)
@@ -125,10 +122,7 @@ def test_after_the_directory_is_opened_to_others_the_new_name_counts(
 
 
 def test_names_that_are_hidden_are_in_the_way(home: Path, mount: MakeMount, user: MakeUser) -> None:
-    m, owner = mount("-o", CLOAKED), user(OWNER)
-    top = m.at("home")
-    told()
-    owner.do(exercise, top)
+    _, owner, top = warm(mount, user)
     assert owner.error(os.rename, f"{top}/file", f"{top}/hidden") == errno.EACCES
     assert owner.error(os.rename, f"{top}/hidden", f"{top}/mine") == errno.ENOENT
     assert owner.error(os.rename, f"{top}/inside", f"{top}/hidden") == errno.EACCES
@@ -143,11 +137,8 @@ def test_names_that_are_hidden_are_in_the_way(home: Path, mount: MakeMount, user
 
 
 def test_directories_are_made_and_removed(home: Path, mount: MakeMount, user: MakeUser) -> None:
-    m, owner = mount("-o", CLOAKED), user(OWNER)
-    top = m.at("home")
-    told()
-    owner.do(os.chdir, top)
-    owner.do(exercise, ".")
+    m, owner, _ = warm(mount, user)
+    owner.do(os.chdir, m.at("home"))
     owner.do(os.mkdir, "warm")
     owner.do(os.rmdir, "warm")
     assert not taken(m, owner, os.mkdir, "new", 0o750) - Counter({"lookup": 1, "mkdir": 1})
@@ -159,10 +150,7 @@ def test_directories_are_made_and_removed(home: Path, mount: MakeMount, user: Ma
 
 def test_hard_links_are_renamed(home: Path, mount: MakeMount, user: MakeUser) -> None:
     """One of several names is moved; onto another name of the same file, nothing happens (rename(2))."""
-    m, owner = mount("-o", CLOAKED), user(OWNER)
-    top = m.at("home")
-    told()
-    owner.do(exercise, top)
+    _, owner, top = warm(mount, user)
     owner.do(os.link, f"{top}/file", f"{top}/second")
     owner.do(os.rename, f"{top}/second", f"{top}/third")
     owner.do(os.rename, f"{top}/third", f"{top}/file")

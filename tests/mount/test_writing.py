@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from cloakfs import linux
 from cloakfs.linux.dirtypages import DirtyPages
 from cloakfs.state.runtime import mounted
 from tests.agents import User
 from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with
 from tests.mount.loopfs import filesystem, require_disk
+from tests.mount.test_patched_pyfuse3 import with_patch
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("figures_at_once")
@@ -86,6 +88,14 @@ def append(path: str, sizes: list[int], flags: int = 0) -> None:
         os.close(fd)
 
 
+def fallocate_new(path: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        linux.fallocate(fd, 0, 0, 1 << 20)
+    finally:
+        os.close(fd)
+
+
 def written(m: Mount, count: int) -> tuple[int, int]:
     """Return how many WRITEs the loop has made at once, and how many threads have made, once that are so many."""
 
@@ -150,6 +160,27 @@ def test_a_write_that_waits_makes_threads_write(base: str, mount: MakeMount, use
         m, ann = mount("-o", "no_root_squash", source=tree), user(ANN)
         ann.do(append, m.at("log"), [100] * 20)
         assert written(m, 20) == (1, 19)
+
+
+@with_patch
+def test_while_a_thread_allocates_threads_write(base: str, mount: MakeMount, user: MakeUser) -> None:
+    """It may hold the lock of the file, for which a write in the session loop would wait."""
+    marks = os.path.join(base, "marks")
+    os.mkdir(marks)
+    os.chmod(marks, 0o777)  # whoever the daemon acts as
+    begun, go = os.path.join(marks, "begun"), os.path.join(marks, "go")
+    with filesystem("ext4", base) as tree, daemons_with(partial(alterations.allocate_slowly, begun, go)):
+        m, ann, bob = mount("-o", "no_root_squash", source=tree), user(ANN), user(BOB)
+        try:
+            ann.start(fallocate_new, m.at("large"))
+            wait_until(lambda: os.path.exists(begun))
+            bob.do(append, m.at("log"), [100] * 5)
+            assert written(m, 5) == (0, 5)
+        finally:
+            Path(go).touch()
+        assert ann.finish_within(60)
+        bob.do(append, m.at("log"), [100] * 5)
+        assert written(m, 10) == (5, 5)
 
 
 def test_room_for_dirty_pages() -> None:
