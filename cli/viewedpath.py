@@ -35,7 +35,10 @@ def tree_options(command: _F) -> _F:
     """Add the options that say which tree a command looks at, and how."""
     for option in (
         click.option(
-            "--source", metavar="DIR", shell_complete=a_directory, help="With -o: the directory that would be mounted."
+            "--source",
+            metavar="DIR",
+            shell_complete=a_directory,
+            help="With -o or --exports: the directory that would be mounted.",
         ),
         click.option("--client", metavar="CLIENT", help="With --exports: the entry for this client."),
         click.option(
@@ -108,8 +111,8 @@ def _viewed_path(
 ) -> ViewedPath:
     is_tree_given = source is not None or exports is not None
     place = _place(path, mounted(), follow=follow, any_mount=not is_tree_given)
-    if source is not None and (place.mount is not None or exports is not None):
-        fail("--source is only for -o and a path outside all mounts", WRONG)
+    if source is not None and place.mount is not None:
+        fail("--source is only for a path outside all mounts", WRONG)
     if place.mount is None and not is_tree_given:
         _refuse_outside(path)
     rules = _rules(path, place, words, exports, client, source)

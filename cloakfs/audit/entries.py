@@ -78,10 +78,12 @@ def _add(found: Entries, export: Export, server: ServerKind | None, mounted_at: 
         return
     policy = Policy(options)
 
-    words = () if mounted_at else ("--exports", export.location.file, "--client", export.client)
+    # They are to hold wherever the report is read, and for a path that also lies in the tree of another entry.
+    file = os.path.abspath(export.location.file)
+    words = () if mounted_at else ("--exports", file, "--client", export.client, "--source", source)
 
     def top(label: str) -> str:
-        return os.path.join(mounted_at, label) if has_top else mounted_at
+        return os.path.join(mounted_at, label) if mounted_at and has_top else mounted_at
 
     def entry(label: str, view: View) -> Entry:
         who = view.fixed

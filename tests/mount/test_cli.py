@@ -1003,7 +1003,7 @@ def test_explain_of_what_cannot_be_explained(home: str, mount: MakeMount, user: 
     assert refused(2, "explain", "/etc", "--as", "5:5").startswith("/etc: not in a mount; give its options with")
     assert refused(2, "explain", "/etc", "--as", "5:5", "-o", "ro").startswith("/etc: not in a mount")
     assert refused(2, "explain", "/etc", "--as", "5:5", "--source", home) == f"/etc: not below {home}"
-    assert refused(2, "explain", m.path, "--as", "5:5", "--source", home).startswith("--source is only for -o and")
+    assert refused(2, "explain", m.path, "--as", "5:5", "--source", home).startswith("--source is only for a path")
     assert refused(2, "explain", m.path, "--as", "5:5", "-o", "rwx").startswith("-o:1:1: unknown option 'rwx'")
     assert refused(2, "explain", m.path, "--as", "5:5", "-o", "ro", "--exports", "x").startswith("-o and --exports")
     assert refused(1, "explain", m.path, "--as", "5:5", "--exports", "absent") == "absent: No such file or directory"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,6 +148,57 @@ def check_commands(page: str) -> None:
         assert done.returncode == 0, (command, done.stdout, done.stderr)
 
 
+ENTRIES = {
+    "caller views": ("rw,range_map=uid 1000 1999 map 1", "knfsd"),
+    "a view": ("rw,views=1:1", "knfsd"),
+    "several views": ("rw,views=1:1 0:3042", "knfsd"),
+    "a range of views": ("rw,views=1-3", "knfsd"),
+    "nfs-ganesha": ("rw,all_squash,anonuid=1,anongid=1", "ganesha"),
+    "views of nfs-ganesha": ("rw,views=1:1 0:3042", "ganesha"),
+}
+
+
+@pytest.mark.parametrize("given", ["file", "folder"])
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_the_commands_on_a_page_say_the_same_wherever_they_are_run(base: str, tree: str, kind: str, given: str) -> None:
+    """The exports.d file is given by a relative path, and an entry for a directory of the tree is not meant."""
+    options, server = ENTRIES[kind]
+    os.chmod(tree, 0o755)
+    os.mkdir(os.path.join(tree, "home"))
+    put(os.path.join(tree, "home", "file"), 1, 1, 0o600)
+    os.chown(os.path.join(tree, "home"), 1, 3042)
+    os.chmod(os.path.join(tree, "home"), 0o750)
+    put(os.path.join(tree, "listed"), 0, 3042, 0o660)
+    os.mkdir(os.path.join(base, "ex"))
+    exports(base, f"{tree} *({options})", name="ex/a")
+    inner = "ro,all_squash,cloak_list=uid +077 0 -1 gid +077 0 -1"
+    exports(base, f"{tree}/home *({inner})", name="ex/b" if given == "folder" else "other")
+    at = "ex" if given == "folder" else "ex/a.exports"
+    words = [*COMMAND, "exposure", at, "--server", server, "--html", "page.html", "--json"]
+    done = subprocess.run(words, cwd=base, capture_output=True, text=True, check=True)
+    expected = [
+        example["steps"]
+        for entry in json.loads(done.stdout)["entries"]
+        for row in (entry["anybody"], *entry["identities"])
+        for example in row["worst"].values()
+    ]
+    printed = commands(os.path.join(base, "page.html"))
+    assert len(printed) == len(expected)
+    for command, steps in zip(printed, expected, strict=True):
+        answer = json.loads(run(*shlex.split(command)[1:], "--json").stdout)
+        assert answer["visible"], command
+        assert [said(step) for step in answer["steps"]] == [said(step) for step in steps], command
+
+
+def said(step: dict[str, Any]) -> tuple[object, ...]:
+    """What a step of `explain`, or of the page, says."""
+    granted = step["permissions"]
+    if isinstance(granted, dict):
+        granted = "".join(name[0] if granted[name] else "-" for name in ("read", "write", "execute"))
+        granted = granted.replace("e", "x")
+    return step["path"], step["mode"], step["uid"], step["gid"], granted, step.get("reason", step.get("why"))
+
+
 def test_the_commands_on_a_page_run(page: str) -> None:
     """The tree has two entries, and the name of a file needs quoting."""
     assert any("--client office" in command for command in commands(page))
@@ -154,7 +206,7 @@ def test_the_commands_on_a_page_run(page: str) -> None:
     check_commands(page)
 
 
-@pytest.mark.parametrize("views", ["", ",views = 20001:20001", ",views = 20001:20001 0:3042"])
+@pytest.mark.parametrize("views", ["", ",views = 20001:20001", ",views = 20001:20001 0:3042", ",views = 1-3"])
 def test_so_do_those_on_a_page_about_a_mount(
     base: str, tree: str, page: str, mount: Callable[..., Mount], views: str
 ) -> None:
