@@ -185,18 +185,20 @@ def _read_plan(paths: tuple[str, ...], server: ServerKind, root: str, exported: 
     Raises:
         OSError: a file cannot be read.
     """
+    files: dict[str, None] = {}  # a file may be given, and its folder as well
     entries: list[Export] = []
     problems: list[Remark] = []
     warnings: list[Remark] = []
     for path in paths:
-        files = files_of(path)
-        if not files:
+        of_path = files_of(path)
+        if not of_path:
             problems.append(Remark(Location(path, 1, 1), "no *.exports files in this folder"))
-        for file in files:
-            found, said, errors = read_all(file)
-            entries += [absolute(entry) for entry in found]
-            problems += [Remark(error.location, error.message) for error in errors]
-            warnings += [Remark(warning.location, warning.message) for warning in said]
+        files |= dict.fromkeys(of_path)
+    for file in files:
+        found, said, errors = read_all(file)
+        entries += [absolute(entry) for entry in found]
+        problems += [Remark(error.location, error.message) for error in errors]
+        warnings += [Remark(warning.location, warning.message) for warning in said]
     problems += refusals(entries)
     stays = [(os.path.join(root, mount_name(entry.path, entry.client)), entry.client) in exported for entry in entries]
     problems += unresolved(entry for entry, is_kept in zip(entries, stays, strict=True) if not is_kept)

@@ -197,22 +197,23 @@ def repeats(entries: Iterable[Export]) -> list[ExportsError]:
     for entry in entries:
         other = first.setdefault(key_of(entry), entry)
         if other.location.file != entry.location.file:
-            found.append(exported_already(entry, other.location))
+            found.append(exported_already(entry, other))
     return found
 
 
-def exported_already(entry: Export, at: Location) -> ExportsError:
-    """Return the error for an entry that repeats the one at a place."""
-    problem = f"{shown(entry.path)} is exported to {entry.client} already, at {at}"
-    return ExportsError(entry.location, problem, "each client once for a path")
+def exported_already(entry: Export, other: Export) -> ExportsError:
+    """Return the error for an entry that repeats another one."""
+    spelled = "" if entry.client == other.client else f" as {other.client}"
+    problem = f"{shown(entry.path)} is exported to {entry.client} already, at {other.location}{spelled}"
+    expected = "each client once for a path, so that one of the two is to be removed"
+    return ExportsError(entry.location, problem, expected)
 
 
 def key_of(entry: Export) -> tuple[str, str]:
     """Return what makes an entry another one: the path and the client, however they are written."""
-    client = entry.client.lower()
-    if "/" in client:
-        with contextlib.suppress(ValueError):  # a flavor of Kerberos
-            client = str(ip_network(client, strict=False))
+    client = entry.client if entry.client.startswith("@") else entry.client.lower()  # the case of a netgroup matters
+    with contextlib.suppress(ValueError):  # neither an address nor a network
+        client = str(ip_network(client, strict=False))
     return "/".join([part for part in entry.path.split("/") if part not in ("", ".")]), client
 
 

@@ -10,7 +10,7 @@ Everything that violates the grammar is an error with its place; nothing is gues
 import re
 
 from .draft import Draft
-from .errors import ExportsError, ExportsWarning, Location, shown
+from .errors import ExportsError, ExportsWarning, shown
 from .lint import exported_already, key_of, refuse_contradictions, warnings_about
 from .optionlist import OptionList
 from .options import Export, Options
@@ -38,7 +38,7 @@ def parse_all(text: str, file: str = "<text>") -> tuple[list[Export], list[Expor
     exports: list[Export] = []
     warnings: list[ExportsWarning] = []
     errors: list[ExportsError] = []
-    seen: dict[tuple[str, str], Location] = {}
+    seen: dict[tuple[str, str], Export] = {}
     while scan.next_entry():
         scan.warnings = []
         try:
@@ -74,15 +74,15 @@ def _finished(draft: Draft, scan: Scanner, client: str = "") -> Options:
     return draft.finish()
 
 
-def _check_repeats(entry: list[Export], seen: dict[tuple[str, str], Location]) -> None:
+def _check_repeats(entry: list[Export], seen: dict[tuple[str, str], Export]) -> None:
     """Raise ExportsError if an export is already in seen; otherwise add the exports of the entry to it."""
-    added: dict[tuple[str, str], Location] = {}
+    added: dict[tuple[str, str], Export] = {}
     for export in entry:
         key = key_of(export)
         before = seen.get(key) or added.get(key)
         if before:
             raise exported_already(export, before)
-        added[key] = export.location
+        added[key] = export
     seen |= added
 
 

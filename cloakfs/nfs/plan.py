@@ -16,7 +16,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Literal
 
 from ..config.errors import Location, Remark
-from ..config.lint import conflicts
+from ..config.lint import conflicts, repeats
 from ..config.options import CONDITIONS, RELOADABLE, Export, Options
 from ..config.values import host_of
 from ..config.viewitems import Ids, Range, User, ViewItem
@@ -108,8 +108,9 @@ def plan(
     problems, warnings, entries = list(problems), list(warnings), list(entries)
     if server == "knfsd":  # nfs-ganesha gets no fsid
         problems += conflicts(entries)
+    again = {error.location: error.message for error in repeats(entries)}
     for entry in entries:
-        said = _refusals(entry, server)
+        said = [again[entry.location]] if entry.location in again else _refusals(entry, server)
         if said:
             problems += [Remark(entry.location, text) for text in said]
             continue

@@ -1157,3 +1157,12 @@ def test_exports_may_be_a_folder(base: str, tree: str, mount: MakeMount) -> None
     said = run("check", folder, check=False)
     assert said.returncode == 1
     assert f"third.exports:1:{len(tree) + 3}: error: '{tree}/' is exported to LAB already, at " in said.stdout
+    for command in ("plan", "up"):
+        said = run("export", command, folder, f"{folder}/lab.exports", check=False)  # a file given twice is read once
+        assert said.returncode == 2
+        assert said.stderr.count("already, at") == 1
+        assert (
+            f"third.exports:1:{len(tree) + 3}: error: '{tree}/' is exported to LAB already, at {folder}/lab"
+            in said.stderr
+        )
+        assert "bind mount" not in said.stderr

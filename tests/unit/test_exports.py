@@ -476,11 +476,27 @@ def test_bad_views(item: str) -> None:
     assert error_of(f"/a host(views={item})").startswith(f"f:1:15: {item!r} does not belong in views;")
 
 
-@pytest.mark.parametrize("again", ["/home host", "/home/ HOST(rw)", "//home/. other host"])
-def test_a_client_may_be_named_once_for_a_path(again: str) -> None:
-    message = error_of(f"/home host\n{again}")
+@pytest.mark.parametrize(
+    ("client", "again", "spelled"),
+    [
+        ("host", "/home host", ""),
+        ("host", "/home/ HOST(rw)", " as host"),
+        ("host", "//home/. other host", ""),
+        ("10.0.0.1", "/home 10.0.0.1/32", " as 10.0.0.1"),
+        ("2001:db8::/32", "/home 2001:0db8:0::/32", " as 2001:db8::/32"),
+        ("@Staff", "/home @Staff", ""),
+    ],
+)
+def test_a_client_may_be_named_once_for_a_path(client: str, again: str, spelled: str) -> None:
+    message = error_of(f"/home {client}\n{again}")
     assert "is exported to" in message
-    assert message.endswith("already, at f:1:7; expected each client once for a path")
+    assert message.endswith(
+        f"already, at f:1:7{spelled}; expected each client once for a path, so that one of the two is to be removed"
+    )
+
+
+def test_netgroups_whose_names_differ_in_case_are_two() -> None:
+    assert parse("/home @Staff @staff\n")[1] == []
 
 
 def test_a_client_may_not_be_named_twice_in_one_entry() -> None:

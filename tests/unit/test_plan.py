@@ -458,3 +458,29 @@ def test_a_client_in_other_words_is_the_same() -> None:
     (error,) = repeats([one, two])
     assert str(error.location) == "y:1:7"
     assert repeats([one, *parse("/a 10.2.0.0/16(rw) gss/krb5(rw)\n", "y")[0]]) == []
+
+
+@pytest.mark.parametrize("server", ["knfsd", "ganesha"])
+@pytest.mark.parametrize(
+    ("client", "again"),
+    [("10.1.0.0/16", "10.1.0.0/16"), ("10.1.0.0/8", "10.0.0.0/255.0.0.0"), ("h1", "H1"), ("::1", "0::1/128")],
+)
+def test_the_same_client_in_two_files_is_refused_in_the_words_of_check(
+    client: str, again: str, server: ServerKind
+) -> None:
+    one, two = parse(f"/a {client}(views=eve)\n", "x")[0] + parse(f"/a {again}(views=eve)\n", "y")[0]
+    made = plan([one, two], server, "/srv/cloakfs")
+    (problem,), (error,) = made.problems, repeats([one, two])
+    assert (problem.location, problem.message) == (error.location, error.message)
+    assert str(problem.location) == "y:1:4"
+    assert "already, at x:1:4" in problem.message
+    assert "one of the two is to be removed" in problem.message
+    assert [mount.client for mount in made.mounts] == [client]
+    assert not any("may also mount" in warning.message for warning in made.warnings)
+
+
+def test_a_client_within_another_one_is_warned_of() -> None:
+    one, two = parse("/a 10.0.0.0/8(rw)\n", "x")[0] + parse("/a 10.1.0.0/16(rw)\n", "y")[0]
+    made = plan([one, two], "knfsd", "/srv/cloakfs")
+    assert made.problems == ()
+    assert any("may also mount" in warning.message for warning in made.warnings)
