@@ -91,6 +91,11 @@ def _restore(fd: int, before: linux.Stat) -> None:
         calls.chmod(linux.ROOT, fd, stat.S_IMODE(before.st_mode))
 
 
+def _dropped_by_write(mode: int) -> int:
+    """Return the bits that a file with this mode loses when it is written to (of S_ISGID, see inode(7))."""
+    return mode & (SET_ID if mode & stat.S_IXGRP else stat.S_ISUID)
+
+
 def _target(at: Request) -> bytes:
     return calls.readlink(at.credentials, at.fd)
 
@@ -260,12 +265,13 @@ class AttributeOperations(NameOperations, Core):
         try:
             calls.chmod(at.credentials_for_mode(mode), at.fd, mode)
         except PermissionError:
-            # A write by a user other than the owner drops the set-id bits. The kernel requests this by SETATTR
-            # (including the sticky bit, see `_mode_to_set`). A caller that may write could have achieved the same by
-            # writing.
+            # A write by a user other than the owner drops the set-id bits. Unless it leaves that to the real tree
+            # (`enable_killpriv_v2`), the kernel requests this by SETATTR (including the sticky bit, see
+            # `_mode_to_set`). A caller that may write could have achieved the same by writing, but no part of it alone.
             before = stat.S_IMODE(at.info.st_mode)
             dropped = before & ~mode
-            drops_set_id = dropped & SET_ID and not dropped & 0o777 and not mode & ~before
+            by_write = _dropped_by_write(before & ~self._hidden_set_id(at))
+            drops_set_id = by_write and dropped & ~stat.S_ISVTX == by_write and not mode & ~before
             if not drops_set_id or not stat.S_ISREG(at.info.st_mode) or not _may(at, os.W_OK):
                 raise
             calls.chmod(linux.ROOT, at.fd, mode | before & stat.S_ISVTX)

@@ -554,6 +554,38 @@ def test_only_set_id_bits_can_be_dropped_by_a_writer(tree: str, mount: MakeMount
         assert mode(m.real(name)) == expected
 
 
+@pytest.mark.parametrize(
+    ("before", "permitted", "refused"),
+    [
+        (0o6775, (0o775,), (0o2775, 0o4775, 0o1775, 0o6774)),
+        (0o7775, (0o775, 0o1775), (0o2775, 0o3775, 0o4775, 0o6775)),
+        (0o6765, (0o2765,), (0o765, 0o4765)),
+        (0o2765, (), (0o765,)),
+        (0o2775, (0o775,), (0o2774,)),
+    ],
+)
+def test_a_writer_can_drop_by_chmod_what_writing_drops_and_no_part_of_it(
+    before: int, permitted: tuple[int, ...], refused: tuple[int, ...], tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """Such a chmod(2) looks like what the kernel asks for before a write; all others are refused, as on the tree."""
+    path = os.path.join(tree, "tool")
+    put(path, 1001, 2001, before)
+    m = mount("-o", f"{MAP},suid")
+    bob = user(BOB, STAFF)
+    for new in (*refused, *permitted):
+        os.chmod(path, before)
+        assert user(1002, 2001).error(os.chmod, path, new) == errno.EPERM
+        if new in refused:
+            assert bob.error(os.chmod, m.at("tool"), new) == errno.EPERM, oct(new)
+            assert mode(path) == before
+        else:
+            bob.do(os.chmod, m.at("tool"), new)
+            assert mode(path) == new | before & stat.S_ISVTX
+    os.chmod(path, before)
+    bob.do(write, m.at("tool"), b"x", 0)
+    assert mode(path) == (permitted[0] if permitted else before) | before & stat.S_ISVTX
+
+
 def test_programs(tree: str, mount: MakeMount, user: MakeUser) -> None:
     """Execute-only ones run and cannot be read; readable ones that are not executable do not run."""
     for name, permissions in (("execute-only", 0o711), ("read-only", 0o744)):

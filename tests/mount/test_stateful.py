@@ -299,7 +299,7 @@ class TwoTrees(RuleBasedStateMachine):
         return place.info is not None and stat.S_ISFIFO(place.info.st_mode)
 
     def _may_drop_set_id(self, party: Party, request: Request) -> bool:
-        """A mount cannot tell a chmod(2) that only drops set-id bits from what the kernel does before a write."""
+        """A mount cannot tell a chmod(2) that drops the set-id bits from what the kernel does before a write."""
         try:
             place = party.server.do(self.look(party).walk, request.path, follow=True)
         except (oracle.Hidden, OSError):
@@ -307,11 +307,12 @@ class TwoTrees(RuleBasedStateMachine):
         if place.info is None or not stat.S_ISREG(place.info.st_mode) or party.who.uid in (0, place.info.st_uid):
             return False
         before = stat.S_IMODE(place.info.st_mode)
-        dropped = before & ~(request.mode | self.world.rules.hidden_bits(place.info))
+        hidden = self.world.rules.hidden_bits(place.info)
+        by_write = before & ~hidden & (0o6000 if before & stat.S_IXGRP else stat.S_ISUID)
         return bool(
-            dropped & 0o6000
+            by_write
+            and before & ~(request.mode | hidden) & ~stat.S_ISVTX == by_write
             and not request.mode & ~before
-            and not dropped & ~0o7000
             and party.server.do(os.access, place.path, os.W_OK)
         )
 
