@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from cloakfs.audit.precheck import aliases, refusals
+from cloakfs.audit.precheck import aliases, precheck
 from cloakfs.config.errors import Location
 from cloakfs.config.files import files_of, read_all
 from cloakfs.config.lint import conflicts, describe_kinds, repeats
@@ -76,7 +76,7 @@ def _check_file(path: str, *, text_only: bool) -> tuple[list[Export], list[Check
     findings += [_finding(w.location, "warning", w.message) for w in warnings]
     findings += [_finding(e.location, "note", describe_kinds(e.options)) for e in entries if e.options.range_map]
     if not text_only:
-        findings += [_finding(refusal.location, "error", refusal.message) for refusal in refusals(entries)]
+        findings += [_finding(problem.location, "error", problem.message) for problem in precheck(entries)]
         # Nothing but a warning, since this machine may be offline: `export plan` and `up` refuse it.
         findings += [_finding(remark.location, "warning", remark.message) for remark in unresolved(entries)]
     return entries, sorted(findings, key=lambda finding: (finding.line or 0, finding.column or 0))

@@ -16,7 +16,7 @@ import click
 import trio
 from rich.table import Table
 
-from cloakfs.audit.precheck import aliases, refusals
+from cloakfs.audit.precheck import aliases, precheck
 from cloakfs.config.errors import Location, Remark
 from cloakfs.config.files import files_of, read_all
 from cloakfs.config.options import Export
@@ -199,7 +199,7 @@ def _read_plan(paths: tuple[str, ...], server: ServerKind, root: str, exported: 
         entries += [absolute(entry) for entry in found]
         problems += [Remark(error.location, error.message) for error in errors]
         warnings += [Remark(warning.location, warning.message) for warning in said]
-    problems += refusals(entries)
+    problems += precheck(entries)
     stays = [(os.path.join(root, mount_name(entry.path, entry.client)), entry.client) in exported for entry in entries]
     problems += unresolved(entry for entry, is_kept in zip(entries, stays, strict=True) if not is_kept)
     warnings += aliases(entries)
@@ -483,19 +483,19 @@ def status(name: str, *, as_json: bool) -> None:
         echo_json(answer)
     else:
         _show(answer, with_warnings=True)
-    sys.exit(bool(answer["complaint"] or any(mount["complaint"] for mount in answer["mounts"])))
+    sys.exit(any(services.problem_of(state) for state in (answer, *answer["mounts"])))
 
 
 def _show(answer: dict[str, Any], *, with_warnings: bool) -> None:
     rows = []
     for mount in answer["mounts"]:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(mount["since"]))
-        state = mount["complaint"] or f"since {since}"
+        state = services.problem_of(mount) or f"since {since}"
         if mount["restarts"]:
             state += f", daemon replaced {mount['restarts']}×"
         rows.append((mount["path"], mount["client"], mount["source"], mount["views"], state))
     _print_table(rows, "state")
-    click.echo(printable(f"{answer['server']}: {answer['complaint'] or 'answers'}"))
+    click.echo(printable(f"{answer['server']}: {services.problem_of(answer) or 'answers'}"))
     if with_warnings:
         for warning in answer["warnings"]:
             click.echo(printable(f"warning: {warning}"), err=True)

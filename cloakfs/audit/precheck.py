@@ -11,12 +11,12 @@ from ..plugin.loader import PolicyError, load_policy
 from ..tree.views import ViewError, resolve
 
 
-def refusals(entries: Iterable[Export]) -> list[Remark]:
+def precheck(entries: Iterable[Export]) -> list[Remark]:
     """Return what is missing: directories, plug-ins, users. (This runs the plug-ins.)"""
     # A problem with a directory is reported once, however many clients it is for.
     said: dict[tuple[str, int, str], Remark] = {}
     for entry in entries:
-        for text in _refusals(entry):
+        for text in _problems(entry):
             said.setdefault((entry.location.file, entry.location.line, text), Remark(entry.location, text))
     return list(said.values())
 
@@ -33,7 +33,7 @@ def aliases(entries: Iterable[Export]) -> list[Remark]:
         try:
             target = ownfiles.stat(entry.path)
         except OSError:
-            continue  # `refusals` has it
+            continue  # `precheck` reports it
         other = first.setdefault((target.st_dev, target.st_ino, client), entry)
         if key_of(other)[0] != path:
             found.append(
@@ -46,7 +46,7 @@ def aliases(entries: Iterable[Export]) -> list[Remark]:
     return found
 
 
-def _refusals(entry: Export) -> list[str]:
+def _problems(entry: Export) -> list[str]:
     said = []
     if not ownfiles.isdir(entry.path):
         said.append(f"{entry.path}: not a directory")

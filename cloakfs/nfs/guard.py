@@ -717,7 +717,7 @@ class Guard:
         return {
             "pid": os.getpid(),
             "server": self._plan.server,
-            "complaint": answers.server or self._server_problem,
+            **_problem(answers.server or self._server_problem),
             "mounts": [
                 {
                     "path": watched.mount.path,
@@ -728,12 +728,17 @@ class Guard:
                     "pid": watched.pid,
                     "since": watched.since,
                     "restarts": watched.restarts,
-                    "complaint": watched.problem or answers.mounts.get(watched.mount.path),
+                    **_problem(watched.problem or answers.mounts.get(watched.mount.path)),
                 }
                 for watched in sorted(self._watched.values(), key=lambda watched: watched.mount.path)
             ],
             "warnings": [*map(str, self._plan.warnings), *self._server.notes()],
         }
+
+
+def _problem(problem: str | None) -> dict[str, str | None]:
+    """Return what is wrong, ready for JSON: also as `complaint`, which scripts and earlier versions read."""
+    return {"problem": problem, "complaint": problem}
 
 
 def control_path(run_dir: str) -> str:

@@ -18,7 +18,7 @@ from ..messages import shell_word
 from ..state.client import Conversation, DaemonError, RefusedError
 from ..state.runtime import Mounted, all_mounted, dead, mounted, waiting
 from . import services
-from .services import Service
+from .services import Service, problem_of
 
 PATIENCE_SECONDS = 5.0
 """How long an answer may take."""
@@ -149,7 +149,7 @@ def _without_daemon(left: Iterable[Place], of_path: Mapping[str, Service]) -> It
 def _refused(of_path: Mapping[str, Service]) -> Iterator[Health]:
     """Yield the mounts that their guard cannot make, or whose server does not serve them."""
     for path, service in of_path.items():
-        problem = service.mounts[path].get("complaint")
+        problem = problem_of(service.mounts[path])
         if problem:
             yield Health(path, None, problem, service=service)
 
@@ -173,8 +173,8 @@ def _health(mount: Mounted, problem: str | None, figures: Mapping[str, Any] | No
     hint = None
     if problem is not None:
         hint = f"kill -USR1 {mount.pid} has it log where it hangs, and kill -9 {mount.pid} ends it"
-    elif service is not None and service.mounts[mount.target].get("complaint"):
-        problem = service.mounts[mount.target]["complaint"]
+    elif service is not None:
+        problem = problem_of(service.mounts[mount.target])
     return Health(mount.target, mount, problem, hint, figures, service)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,16 @@ class Service:
     server: str = ""
     problem: str | None = None
     mounts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def problem_of(state: Mapping[str, Any]) -> str | None:
+    """Return what a guard says is wrong with the server, or with a mount; None if nothing is.
+
+    Args:
+        state: its answer, or the part of it about the mount. A guard of an earlier version calls it `complaint` only.
+    """
+    found: str | None = state.get("problem", state.get("complaint"))
+    return found
 
 
 def run_dir(name: str) -> str:
@@ -96,7 +107,8 @@ async def service_state(name: str, seconds: float, limit: trio.CapacityLimiter) 
         hint = "use the cloakfs that runs it to see whether it serves"
         return Service(name, answer.get("pid") or 0, problem=refusal(place, answer.get("version"), VERSION, hint))
     mounts = {mount["path"]: mount for mount in answer["mounts"]}
-    problem = answer["complaint"] and f"{answer['server']}: {answer['complaint']}"
+    problem = problem_of(answer)
+    problem = problem and f"{answer['server']}: {problem}"
     return Service(name, answer["pid"], answer["server"], problem, mounts)
 
 

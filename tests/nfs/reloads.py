@@ -172,8 +172,8 @@ class Reloads:
         there = mountinfo.by_path()
         record = json.loads(Path(f"{run_dir}/service.json").read_text())
         return {
-            "server": status["complaint"],
-            "table": {mount["path"]: (mount["options"], mount["complaint"]) for mount in status["mounts"]},
+            "server": status["problem"],
+            "table": {mount["path"]: (mount["options"], mount["problem"]) for mount in status["mounts"]},
             "pids": {mount["path"]: mount["pid"] for mount in status["mounts"]}
             == {path: daemon.pid for path, daemon in mounted().items() if path.startswith(self.root)},
             "daemons": {path: daemon.options for path, daemon in mounted().items() if path.startswith(self.root)},

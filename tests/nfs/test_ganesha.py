@@ -470,7 +470,7 @@ def test_clients_claim_what_they_have_locked_from_a_new_server(tree: Site) -> No
     for version, handle in handles.items():
         wait_until(partial(has_content, handle, version), PATIENCE)
     wait_until(lambda: not is_told(), PATIENCE)
-    assert tree.status()["complaint"] is None
+    assert tree.status()["problem"] is None
     assert _server_pid() not in (server, killed)
 
 
@@ -495,7 +495,7 @@ def test_what_ganesha_exports_is_no_mount_to_anybody_else(tree: Site, monkeypatc
         os.close(guard)
     assert f"{tree.mount(EZK)}: " in said
     assert room not in said
-    wait_until(lambda: not tree.status()["mounts"][0]["complaint"], PATIENCE)  # type: ignore[index]
+    wait_until(lambda: not tree.status()["mounts"][0]["problem"], PATIENCE)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -80,7 +80,7 @@ class Held:
 
     def _are_served(self) -> bool:
         status = json.loads(self.host.sh(*COMMAND, "export", "status", "--json", check=False) or "{}")
-        return bool(status) and not any(one["complaint"] for one in (status, *status["mounts"]))
+        return bool(status) and not any(one["problem"] for one in (status, *status["mounts"]))
 
     def kill_daemons(self) -> None:
         before = self.pids()

@@ -17,13 +17,13 @@ from tests.waiting import wait_until
 
 
 def state_of(path: str) -> str | None:
-    """What `export status` complains of at a mount; everything else is served."""
+    """What `export status` finds wrong with a mount; everything else is served."""
     result = run("export", "status", "--json")
     status = json.loads(result.stdout)
-    complaints = {mount["path"]: mount["complaint"] for mount in status["mounts"] if mount["complaint"]}
-    assert list(complaints) in ([], [path])
-    assert result.returncode == bool(complaints or status["complaint"])
-    return complaints.get(path)
+    problems = {mount["path"]: mount["problem"] for mount in status["mounts"] if mount["problem"]}
+    assert list(problems) in ([], [path])
+    assert result.returncode == bool(problems or status["problem"])
+    return problems.get(path)
 
 
 def test_an_export_that_is_not_in_the_table(share: Callable[..., Share]) -> None:
