@@ -31,9 +31,10 @@ _COUNTERS = {
     "reads_waited": "Reads that had to wait for their data.",
     "writes_at_once": "Writes to a disk that went to memory at once.",
     "writes_by_threads": "Writes that a thread made, because they may have to wait for the disk.",
-    "prefetch_asked_bytes": "Bytes that reading ahead has asked for.",
-    "prefetch_useful_bytes": "Bytes that reading ahead has asked for and that were read afterwards.",
-    "prefetch_wasted_bytes": "Bytes that reading ahead has asked for and that no caller is expected to read any more.",
+    "prefetch_requested_bytes": "Bytes that reading ahead has requested.",
+    "prefetch_asked_bytes": "The same as prefetch_requested_bytes, by its earlier name.",
+    "prefetch_useful_bytes": "Bytes that reading ahead has requested and that were read afterwards.",
+    "prefetch_wasted_bytes": "Bytes that reading ahead has requested and that no caller is expected to read any more.",
     "probes": "Requests for hidden names, and for file handles that never existed.",
     "probe_alarms": "Callers that made more such requests than the option probe_alarm= allows.",
 }
@@ -141,8 +142,8 @@ def _answers(figures: Mapping[str, Mapping[str, Any]]) -> Iterable[Metric]:
     )
     answers = CounterMetricFamily(
         "cloakfs_answers",
-        "Answers that tell of a name, or of attributes, by whether the kernel may remember them for more than 2 ms.",
-        labels=[*_VIEW, "what", "remembered"],
+        "Answers that tell of a name, or of attributes, by whether the kernel may cache them for more than 2 ms.",
+        labels=[*_VIEW, "what", "cached", "remembered"],
     )
     hidden = CounterMetricFamily(
         "cloakfs_hidden", "Answers in which something was hidden from the caller.", labels=[*_VIEW, "by"]
@@ -155,8 +156,9 @@ def _answers(figures: Mapping[str, Mapping[str, Any]]) -> Iterable[Metric]:
         for operation, code, count in sorted(of_mount["errors"]):
             errors.add_metric([label, view, operation, errno.errorcode.get(code, str(code))], count)
         for what in ("names", "attributes"):
-            for remembered, count in zip(("no", "yes"), of_mount[what], strict=True):
-                answers.add_metric([label, view, what, remembered], count)
+            for cached, count in zip(("no", "yes"), of_mount[what], strict=True):
+                # `remembered` is the earlier name of the label, with the same value.
+                answers.add_metric([label, view, what, cached, cached], count)
         for by, count in of_mount["hidden"].items():
             hidden.add_metric([label, view, by], count)
         for what, count in of_mount.get("refused", {}).items():  # an earlier version has none

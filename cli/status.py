@@ -40,8 +40,8 @@ _INDENT = 11
 def status(mountpoints: tuple[str, ...], *, verbose: bool, as_json: bool) -> None:
     """Report whether the mounts and services of this machine are healthy, and what they do.
 
-    With a MOUNTPOINT, also who checks permissions, what the kernel may remember, for how long, and what keeps it from
-    remembering more. Figures are up to five seconds old. What is not served comes last.
+    With a MOUNTPOINT, also who checks permissions, what the kernel may cache, for how long, and what keeps it from
+    caching more. Figures are up to five seconds old. What is not served comes last.
 
     Exit status: 0 healthy, 1 a MOUNTPOINT is no cloakfs mount, or its daemon is of an unknown version, 3 a daemon or a
     guard has died or has not answered for five seconds, a mount is not served, a service is just starting or stopping,
@@ -191,12 +191,13 @@ def _lines(mount: Mounted, words: str, *, in_full: bool) -> list[tuple[str, str]
 
 
 def _kernel_lines(mount: Mounted) -> list[tuple[str, str]]:
-    """Return what the kernel may remember: one line for each fact, and the reason why it is not more."""
+    """Return what the kernel may cache: one line for each fact, and the reason why it is not more."""
     lines = []
     for fact in mount.remembered:
         what = " ".join(filter(None, (fact["what"], fact["of"], fact["where"] and f"on {fact['where']}")))
         why = f": {fact['reason']}" if fact["reason"] else ""
-        hint = f" (way out: {fact['way_out']})" if fact["way_out"] else ""
+        # A daemon of an earlier version calls the hint `way_out` only.
+        hint = f" (hint: {fact['way_out']})" if fact["way_out"] else ""
         lines.append(f"{_duration(fact['seconds']):10}  {what}{why}{hint}")
     return [("" if number else "kernel", line) for number, line in enumerate(lines)]
 

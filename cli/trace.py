@@ -71,7 +71,7 @@ def trace(
     """Print each request that the daemon of MOUNT answers, until the command is interrupted (^C).
 
     A line has the time, the caller (client ids → server ids, command and thread), the operation and its path, the
-    answer as the client gets it, how long it took, what the kernel may remember, and why something was hidden or
+    answer as the client gets it, how long it took, what the kernel may cache, and why something was hidden or
     refused. --user, --path and --op may be repeated.
 
     Exit status: 0 traced, 1 MOUNT is not served, its daemon cannot be asked, or has ended, 2 wrong options.

@@ -373,7 +373,7 @@ def _differs(case: CacheCase) -> Why:
     if mode.knfsd and mode.all_squash:
         return Why("what depends on groups is asked for each time")
     if mode.knfsd and mode.subtree_check:
-        return Why("others may be told of it, or it depends on groups")
+        return Why("other callers may get to know it, or it depends on groups")
     if mode.knfsd:
         hint = "subtree_check, or all_squash without range_map" if _by_cloak(case) else ""
         return Why("a client may send one user's handle for another", hint)
@@ -485,14 +485,14 @@ RULES: tuple[Rule, ...] = (
         Of.ELSE,
         lambda case: case.terms.acls and not _with_attributes(case),
         _never,
-        _because("the kernel forgets them with the attributes"),
+        _because("the kernel drops them with the attributes"),
     ),
     Rule(
         What.XATTRS,
         Of.ALL,
         lambda case: not case.terms.xattrs,
         _no_limit,
-        _because("there are none (noxattr), and the kernel does not ask"),
+        _because("there are none (noxattr), and the kernel requests none"),
     ),
     Rule(What.XATTRS, Of.ELSE, lambda case: case.terms.xattrs, _never, _no_need),
 )
@@ -578,7 +578,7 @@ class Fact:
         of: of which objects; "" means of all.
         seconds: for how long, unless a change is reported earlier; 0 means not at all, None without a limit.
         reason: what keeps it from being longer, or from holding for all objects; "" where nothing does.
-        way_out: which options would change that; "" if there are none.
+        hint: which options would change that; "" if there are none.
         where: the file systems inside the tree that this is about; "" means that on which the tree lies, and all
             others of which nothing else is said.
     """
@@ -587,25 +587,25 @@ class Fact:
     of: str
     seconds: float | None
     reason: str = ""
-    way_out: str = ""
+    hint: str = ""
     where: str = ""
 
 
-_ONE = "in directories that only one caller was told of"
+_ONE = "in directories known to one caller only"
 _COMPLETE = f"{_ONE}, and that show all their entries to it"
 
 _WORDS: Mapping[tuple[What, Of], str] = {
     (What.NAMES, Of.ONE): _ONE,
     (What.NAMES, Of.TOP): "at the top",
     (What.NAMES, Of.VIEWS): "of views (@NAME)",
-    (What.ATTRIBUTES, Of.ONE): "of what only one caller was told of",
+    (What.ATTRIBUTES, Of.ONE): "of what is known to one caller only",
     (What.ATTRIBUTES, Of.TOP): "of the top",
     (What.ATTRIBUTES, Of.DIRECTORIES): "of directories",
     (What.ABSENT, Of.COMPLETE): _COMPLETE,
     (What.ABSENT, Of.TOP): "at the top",
     (What.CONTENT, Of.ALL): "of files that are the same when they are opened again",
     (What.LISTINGS, Of.COMPLETE): _COMPLETE,
-    (What.ACLS, Of.ALL): "of objects whose attributes are remembered",
+    (What.ACLS, Of.ALL): "of objects whose attributes are cached",
 }
 
 

@@ -71,8 +71,9 @@ class Publisher:
 
     def rules(self) -> None:
         """Publish what the kernel may cache, who checks permissions, and what is wrong with numbers of objects."""
-        remembered = [asdict(fact) for fact in self._filesystem.cache.report()]
-        self._published.rules(remembered, self.access(), self._numbers())
+        # `way_out` is what scripts, and earlier versions of `cloakfs status`, read as the hint.
+        cached = [{**asdict(fact), "way_out": fact.hint} for fact in self._filesystem.cache.report()]
+        self._published.rules(cached, self.access(), self._numbers())
 
     def work(self) -> None:
         """Publish what was answered, read and refused so far."""
@@ -127,7 +128,8 @@ def figures(mount: Filesystem, index: Index) -> dict[str, Any]:
             "reads_waited": mount.reader.counts["misses"],
             "writes_at_once": mount.reader.counts["written_at_once"],
             "writes_by_threads": mount.reader.counts["written_by_threads"],
-            "prefetch_asked_bytes": requested,
+            "prefetch_requested_bytes": requested,
+            "prefetch_asked_bytes": requested,  # the earlier name
             "prefetch_useful_bytes": useful,
             "prefetch_wasted_bytes": wasted,
             "probes": sum(mount.probing.probes.counts[kind] for kind in get_args(Kind)),

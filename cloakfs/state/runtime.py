@@ -50,8 +50,8 @@ class Mounted:
         failure: why the daemon refused the last reload; None if it did not.
         requests: the number of requests per operation, by its name; some seconds old.
         prefetch: statistics of reading and read-ahead (`Reader.state`); some seconds old.
-        remembered: what the kernel may remember of it, each a dict with the fields of `cachepolicy.Fact`; some
-            seconds old, and empty if it was not published.
+        remembered: what the kernel may cache of it, each a dict with the fields of `cachepolicy.Fact`, and `way_out`,
+            the earlier name of `hint`; some seconds old, and empty if it was not published.
         access: who checks permissions (`reasons.who_checks`); "" if it was not published.
         refused: how often callers were refused more than their share, by what they wanted more of; some seconds old.
         lacking: what this machine does not let the daemon do, one line each.
@@ -193,11 +193,11 @@ class PublishedState:
             self._now = replace(self._now, lacking=problems)
             self._try_to_write()
 
-    def rules(self, remembered: Sequence[Mapping[str, Any]], access: str, numbers: str = "") -> None:
-        """Publish what the kernel may remember, who checks permissions, and what is wrong with numbers of objects."""
+    def rules(self, cached: Sequence[Mapping[str, Any]], access: str, numbers: str = "") -> None:
+        """Publish what the kernel may cache, who checks permissions, and what is wrong with numbers of objects."""
         now = self._now
-        if (remembered, access, numbers) != (now.remembered, now.access, now.numbers):
-            self._now = replace(now, remembered=remembered, access=access, numbers=numbers)
+        if (cached, access, numbers) != (now.remembered, now.access, now.numbers):
+            self._now = replace(now, remembered=cached, access=access, numbers=numbers)
             self._try_to_write()
 
     def _try_to_write(self) -> None:

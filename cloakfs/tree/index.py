@@ -208,8 +208,8 @@ class Index:
         version = int(db.execute("PRAGMA user_version").fetchone()[0])
         if not is_known(version, VERSION):
             folder = os.path.dirname(self._path)
-            way_out = f"use the cloakfs that wrote it, or move {folder} away (old file handles become stale)"
-            raise VersionError(refusal(self._path, version, VERSION, way_out))
+            hint = f"use the cloakfs that wrote it, or move {folder} away (old file handles become stale)"
+            raise VersionError(refusal(self._path, version, VERSION, hint))
         return version
 
     @staticmethod

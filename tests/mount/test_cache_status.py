@@ -539,7 +539,7 @@ def test_status_tells_of_one_mount_in_full_and_of_all_in_short(scene: str, mount
     assert "\n kernel    1 h         names\n" in said
     assert (
         "\n           not at all  names at the top: the daemon checks there who may enter"
-        " (way out: default_permissions)\n" in said
+        " (hint: default_permissions)\n" in said
     )
     assert "kernel" not in run("status", check=False).stdout
 

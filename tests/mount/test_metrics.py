@@ -113,8 +113,8 @@ def test_the_traffic_of_two_callers(tree: str, mount: MakeMount, user: MakeUser)
     assert rose("request_duration_seconds_bucket", operation="lookup", le="+Inf") == rose(
         "request_duration_seconds_count", operation="lookup"
     )
-    assert rose("answers_total", what="names", remembered="no") >= 2  # what is hidden, and what is absent
-    assert rose("answers_total", what="names", remembered="yes") >= 1
+    assert rose("answers_total", what="names", cached="no") >= 2  # what is hidden, and what is absent
+    assert rose("answers_total", what="names", cached="yes") >= 1
     assert rose("answers_total", what="attributes") >= 1
     assert rose("reads_in_memory_total") + rose("reads_waited_total") == 1
     assert rose("cpu_seconds_total") > 0
@@ -125,7 +125,8 @@ def test_the_traffic_of_two_callers(tree: str, mount: MakeMount, user: MakeUser)
     labels = {label for _, has in after.values for label in has if m.path in dict(has).values()}
     assert not {value for _, value in labels} & {str(OWNER), str(STRANGER)}
     assert {name for name, _ in labels} == {
-        "by", "error", "for", "le", "mountpoint", "operation", "remembered", "result", "share", "view", "what",
+        "by", "cached", "error", "for", "le", "mountpoint", "operation", "remembered", "result", "share", "view",
+        "what",
     }  # fmt: skip
     assert not re.search("hideous|public|turncoat|nothing", str(labels))
 

@@ -197,9 +197,9 @@ REPORTS = all_reports()
 def test_what_is_said_is_what_the_answers_are_given_by() -> None:
     """Both come from one table. Here, each line is compared with what it says about the answers."""
     columns = {
-        ("names", "in directories that only one"): "names_for_one",
+        ("names", "in directories known to one"): "names_for_one",
         ("attributes", "of the top"): "attributes_of_top",
-        ("absent names", "in directories that only one"): "negative_if_complete",
+        ("absent names", "in directories known to one"): "negative_if_complete",
         ("names", "at the top"): "names_at_top",
         ("absent names", "at the top"): "negative_at_top",
     }
@@ -231,7 +231,7 @@ def test_what_is_not_cached_for_long_has_a_reason() -> None:
             short = fact.seconds in (0, BRIEF_SECONDS, SHORT_SECONDS, ABSENT_SECONDS)
             derived = fact.what == "POSIX ACLs"  # the attributes have the reason
             assert bool(fact.reason) or not short or derived, fact
-            assert not fact.way_out or fact.reason, fact
+            assert not fact.hint or fact.reason, fact
 
 
 def test_what_is_not_reported_is_cached_for_a_second_at_most() -> None:
@@ -240,10 +240,10 @@ def test_what_is_not_reported_is_cached_for_a_second_at_most() -> None:
             assert all((fact.seconds or 0) <= SHORT_SECONDS for fact in report)
 
 
-def test_ways_out_lead_out() -> None:
+def test_hints_help() -> None:
     """A fixed view is named only where it caches names, and where the kernel's server has several callers, none."""
     for _, view, tree, report in REPORTS:
-        if any("views=" in fact.way_out for fact in report):
+        if any("views=" in fact.hint for fact in report):
             fixed = facts(MountTraits(fixed=True, mode=GATED), view_of(view.policy, fixed=True), tree)
             assert any(fact.what == "names" and fact.seconds for fact in fixed)
 

@@ -26,7 +26,7 @@ FIGURES: dict[str, Any] = {
     "refused": {"requests": 8, "open files": 9},
     "counters": {
         "cpu_seconds": 1.5, "reads_in_memory": 1, "reads_waited": 2, "writes_at_once": 8,
-        "writes_by_threads": 9, "prefetch_asked_bytes": 3,
+        "writes_by_threads": 9, "prefetch_requested_bytes": 3, "prefetch_asked_bytes": 3,
         "prefetch_useful_bytes": 4, "prefetch_wasted_bytes": 5, "probes": 6,
         "probe_alarms": 7,
     },
@@ -109,8 +109,8 @@ def test_what_the_figures_become() -> None:
     }
     assert of_a["errors_total", "ENOENT lookup"] == 2
     assert of_a["errors_total", "4095 read"] == 1
-    assert of_a["answers_total", "no names"] == 1
-    assert of_a["answers_total", "yes attributes"] == 4
+    assert of_a["answers_total", "no no names"] == 1
+    assert of_a["answers_total", "yes yes attributes"] == 4
     assert [of_a["hidden_total", by] for by in ("name", "handle", "listing")] == [5, 6, 7]
 
 
@@ -141,7 +141,7 @@ def test_the_dashboard_asks_for_what_is_exported() -> None:
     named = set(re.findall(r"\bcloakfs_\w+", " ".join(asked)))
     assert named
     assert named <= names()
-    known = {"by", "error", "for", "le", "mountpoint", "operation", "remembered", "result", "service", "view", "what"}
+    known = {"by", "cached", "error", "for", "le", "mountpoint", "operation", "result", "service", "view", "what"}
     for expression in asked:
         assert expression.count("(") == expression.count(")")
         labels = re.findall(r"(\w+)(?:=~?|!~|!=)\"", expression)

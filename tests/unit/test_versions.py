@@ -15,7 +15,7 @@ def test_what_is_newer_or_no_version_is_not(found: object) -> None:
     assert not is_known(found, 2)
 
 
-def test_a_refusal_is_one_line_with_place_value_and_way_out() -> None:
+def test_a_refusal_is_one_line_with_place_value_and_hint() -> None:
     assert (
         refusal("/some/file", "x\n", 2, "go away")
         == "/some/file: version 'x\\n' is not known to this cloakfs, which uses 2; go away"
