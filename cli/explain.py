@@ -134,13 +134,13 @@ def _octal(mode: int) -> str:
     return f"{stat.S_IMODE(mode):04o}"
 
 
-def _step(path: str, step: why.PathComponent, who: Caller | None) -> dict[str, Any]:
+def _step(path: str, step: why.PathComponent, caller: Caller | None) -> dict[str, Any]:
     return {
         "path": path,
         "mode": stat.filemode(step.mode),
         "uid": step.uid,
         "gid": step.gid,
-        "owner": who is not None and who.uid == step.uid,
+        "owner": caller is not None and caller.uid == step.uid,
         "visible": step.visible,
         "reason": step.reason,
         "verdicts": [

@@ -124,7 +124,7 @@ def _identities(mountpoint: str, exempt: tuple[str, ...]) -> list[ViewIdentity]:
     for user in exempt:
         if user not in labels and user != "root":
             fail(f"--exempt {user}: {mountpoint} has no view of that name", WRONG)
-    return [identity for identity in identities if identity.who.uid != 0 and identity.label not in exempt]
+    return [identity for identity in identities if identity.caller.uid != 0 and identity.label not in exempt]
 
 
 def _has_directories(options: Options) -> bool:
@@ -227,7 +227,7 @@ def _systemd(mountpoint: str, path: str, all_: list[ViewIdentity]) -> dict[str, 
             continue
         # With -, the manager starts even if the mount is not there.
         lines.setdefault(
-            _drop_in(str(identity.who.uid)), ["[Service]", f"BindPaths=-{mountpoint}/@{identity.label}:{path}"]
+            _drop_in(str(identity.caller.uid)), ["[Service]", f"BindPaths=-{mountpoint}/@{identity.label}:{path}"]
         )
     if not lines:
         fail(f"{mountpoint}: has no view of a user who is not exempt", FAILED)

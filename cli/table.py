@@ -100,7 +100,7 @@ def _owner(uid: ServerId, nogroup: ServerId) -> tuple[str, Caller]:
         identity = user_identity(str(uid))
     except ViewError:
         return str(uid), Caller(uid, nogroup, frozenset({nogroup}))
-    return identity.label, identity.who
+    return identity.label, identity.caller
 
 
 def _print_json(viewed: ViewedPath, columns: dict[str, Caller | None], rows: list[why.TableRow]) -> None:

@@ -273,18 +273,18 @@ def _view(path: str, options: Options, names: list[str]) -> Caller:
     """Return the identity of the fixed view that the path leads through, and remove its name from `names`."""
     items = [resolve(item) for item in options.views]
     if len(items) == 1 and isinstance(items[0], ViewIdentity):
-        return items[0].who
+        return items[0].caller
     if not names or not names[0].startswith("@"):
         fail(f"{path}: not below one of the mount's views (@NAME)", WRONG)
     label = names.pop(0)[1:]
     for item in items:
         if isinstance(item, ViewIdentity):
             if item.label == label:
-                return item.who
+                return item.caller
             continue
         identity = user_identity(label)
-        if identity.label == label and identity.who.uid in item:
-            return identity.who
+        if identity.label == label and identity.caller.uid in item:
+            return identity.caller
     raise FileNotFoundError(errno.ENOENT, "no such view", f"@{label}")
 
 
@@ -305,4 +305,4 @@ def parse_caller(option: str, text: str) -> Caller:
         fail(f"{option} {str(exc).removeprefix('view ')}", WRONG)
     if not isinstance(who, ViewIdentity):
         fail(f"{option} {text}: expected USER or UID:GID[:GID,GID…]", WRONG)
-    return who.who
+    return who.caller

@@ -47,13 +47,13 @@ def reverse_rule(policy: Policy, kind: Kind, server_id: ServerId) -> str:
 
 
 def reason_of(
-    policy: Policy, who: Caller, attrs: Attrs, verdicts: list[Verdict], *, is_root: bool, is_shown: bool
+    policy: Policy, caller: Caller, attrs: Attrs, verdicts: list[Verdict], *, is_root: bool, is_shown: bool
 ) -> str:
-    """Return why `who` sees an object, or does not, in words.
+    """Return why `caller` sees an object, or does not, in words.
 
     Args:
         policy: the policy.
-        who: the identity, in server ids.
+        caller: the identity, in server ids.
         attrs: the attributes of the object.
         verdicts: what `CloakList.judge` says of it.
         is_root: whether it is the root of the export.
@@ -67,10 +67,10 @@ def reason_of(
         return plugin_rule(policy)
     if not policy.hides:
         return "nothing is hidden: there is no cloak_list"
-    if who.uid == attrs.uid:
+    if caller.uid == attrs.uid:
         return "owners see their own files"
-    if who.uid in policy.cloak.exempt:
-        return f"server uid {who.uid} is exempt"
+    if caller.uid in policy.cloak.exempt:
+        return f"server uid {caller.uid} is exempt"
     if not verdicts:
         return "no definition selects it"
     return "; ".join(map(describe, verdicts))

@@ -32,10 +32,10 @@ class LowerMount(Protocol):
     def is_visible_to(self, who: Any, fd: int, info: Any) -> bool:
         """Whether the actor `who` may know of the object that `fd` refers to."""
 
-    def owner_of_new(self, who: Any, fd: int) -> tuple[ServerId, ServerId]:
+    def owner_of_new(self, credentials: Any, fd: int) -> tuple[ServerId, ServerId]:
         """Return owner and group, as it shows them, of what would be made in the directory `fd`."""
 
-    def query(self, who: Any, fd: int) -> bytes:
+    def query(self, credentials: Any, fd: int) -> bytes:
         """Return its answer to `who` about the object that `fd` refers to."""
 
 
@@ -177,8 +177,8 @@ class View:
         uid = self.counterpart("uid", self.fixed.uid)
         if uid is None or self.forwards_by_mapping:
             return uid
-        who = self._forward(ClientCaller(uid, uid, frozenset({uid})))
-        return uid if who is not None and who.uid == self.fixed.uid else None
+        caller = self._forward(ClientCaller(uid, uid, frozenset({uid})))
+        return uid if caller is not None and caller.uid == self.fixed.uid else None
 
     def identify(self, caller: ClientCaller) -> Caller | None:
         """Return the identity, in server ids, that a request by `caller` is served as.
@@ -189,21 +189,23 @@ class View:
             return self.fixed
         if not self.forwards_by_mapping:
             return self._forward(caller)
-        who = self._identified.get(caller)
-        if who is None:
-            who = self._forward(caller)
-            if who is not None:
+        server_caller = self._identified.get(caller)
+        if server_caller is None:
+            server_caller = self._forward(caller)
+            if server_caller is not None:
                 self._groups += len(caller.groups)
                 if len(self._identified) >= _MOST_KNOWN or self._groups > _MOST_GROUPS:
                     self._identified.clear()
                     self._groups = len(caller.groups)
-                self._identified[caller] = who
-        return who
+                self._identified[caller] = server_caller
+        return server_caller
 
     def _forward(self, caller: ClientCaller) -> Caller | None:
         def forward() -> Caller:
-            who = self.policy.forward(caller)
-            return who if self.forwards_by_mapping else _checked_caller(who)  # each of perhaps 65,536 groups
+            server_caller = self.policy.forward(caller)
+            return (
+                server_caller if self.forwards_by_mapping else _checked_caller(server_caller)
+            )  # each of perhaps 65,536 groups
 
         return self._call_policy("forward", None, forward, caller)
 
@@ -212,22 +214,22 @@ class View:
         key = (uid, gid)
         ids = self._forwarded.get(key)
         if ids is None:
-            who = self.policy.forward(ClientCaller(uid, gid, frozenset({gid})))
-            ids = _cache(self._forwarded, key, (who.uid, who.gid))
+            server_caller = self.policy.forward(ClientCaller(uid, gid, frozenset({gid})))
+            ids = _cache(self._forwarded, key, (server_caller.uid, server_caller.gid))
         return ids
 
     def server_uid(self, uid: ClientId) -> ServerId:
         """Return the uid that `identify` makes of a caller's, where `forwards_by_mapping` holds."""
         return self.policy.ids["uid"].forward(uid)
 
-    def visible(self, who: Caller, attrs: Attrs) -> bool:
-        """Whether `who` (server ids) may know of this object. (Its directories are checked separately.)
+    def visible(self, caller: Caller, attrs: Attrs) -> bool:
+        """Whether `caller` (server ids) may know of this object. (Its directories are checked separately.)
 
         An object that cannot be shown, because the policy fails to say how, is not visible.
         """
         if not self.policy_hides:
             return True
-        answer: object = self._call_policy("visible", False, lambda: self.policy.visible(who, attrs), who, attrs)
+        answer: object = self._call_policy("visible", False, lambda: self.policy.visible(caller, attrs), caller, attrs)
         if answer is not True:
             if answer is not False and "visible" not in self._no_answers:
                 # It may have forgotten to return something. The object may have been meant to be hidden, so hide it.

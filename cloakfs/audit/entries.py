@@ -86,11 +86,11 @@ def _add(found: Entries, export: Export, server: ServerKind | None, mounted_at: 
         return os.path.join(mounted_at, label) if mounted_at and has_top else mounted_at
 
     def entry(label: str, view: View) -> Entry:
-        who = view.fixed
+        caller = view.fixed
         claimed = (
             claims(policy, effective_groups(options, by_knfsd=by_knfsd), by_knfsd=by_knfsd)
-            if who is None
-            else fixed_claims(who)
+            if caller is None
+            else fixed_claims(caller)
         )
         return Entry(
             export.path, export.client, label, str(export.location), source, view, claimed, options.read_only,
@@ -113,7 +113,7 @@ def _add(found: Entries, export: Export, server: ServerKind | None, mounted_at: 
             found.refused.append((name, str(exc)))
             continue
         assert isinstance(identity, ViewIdentity)
-        view = View(policy, identity.who, frozenset(options.view_access), for_all=server == "ganesha")
+        view = View(policy, identity.caller, frozenset(options.view_access), for_all=server == "ganesha")
         found.entries.append(entry(f"@{identity.label}", view))
 
 

@@ -127,22 +127,22 @@ class PathComponent:
     permissions: int
 
 
-def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False) -> PathComponent:
-    """Judge the object that `fd` (O_PATH) refers to from the point of view of `who` (server ids)."""
+def judge(view: View, caller: Caller, name: str, fd: int, *, is_root: bool = False) -> PathComponent:
+    """Judge the object that `fd` (O_PATH) refers to from the point of view of `caller` (server ids)."""
     info = calls.fstat(fd)
     attrs = attrs_of(os.fsencode(name), info, fd)
     shown = view.show(attrs)
     policy = view.policy
-    verdicts = policy.cloak.judge(attrs.mode, attrs.uid, attrs.gid, who.uid, who.groups)
+    verdicts = policy.cloak.judge(attrs.mode, attrs.uid, attrs.gid, caller.uid, caller.groups)
     lower = view.lower if view.lower is not None and view.lower.contains(info) else None
     is_shown_by_lower = lower is None or lower.is_visible_to(
-        AnsweredActor(actor(who), query(lower, credentials(who), [fd])), fd, info
+        AnsweredActor(actor(caller), query(lower, credentials(caller), [fd])), fd, info
     )
-    visible = shown is not None and is_shown_by_lower and (is_root or view.visible(who, attrs))
-    reason = reason_of(policy, who, attrs, verdicts, is_root=is_root, is_shown=shown is not None)
+    visible = shown is not None and is_shown_by_lower and (is_root or view.visible(caller, attrs))
+    reason = reason_of(policy, caller, attrs, verdicts, is_root=is_root, is_shown=shown is not None)
     if lower is not None and not is_shown_by_lower:
         reason = lower_rule(lower.path)
-    identity = credentials(who)
+    identity = credentials(caller)
     with calls.as_others():
         permissions = sum(mode for mode in (READ, WRITE, EXECUTE) if calls.access(identity, fd, mode))
     return PathComponent(
@@ -158,8 +158,8 @@ def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False)
     )
 
 
-def walk(source: str, names: list[str], view: View, who: Caller) -> list[PathComponent]:
-    """Judge the root of the export at `source`, and each component of a path below it, for `who` (server ids).
+def walk(source: str, names: list[str], view: View, caller: Caller) -> list[PathComponent]:
+    """Judge the root of the export at `source`, and each component of a path below it, for `caller` (server ids).
 
     Symbolic links are not followed.
 
@@ -168,12 +168,12 @@ def walk(source: str, names: list[str], view: View, who: Caller) -> list[PathCom
     """
     fd = calls.find_top(source)
     try:
-        steps = [judge(view, who, "", fd, is_root=True)]
+        steps = [judge(view, caller, "", fd, is_root=True)]
         for name in names:
             child = calls.find(ROOT, fd, name)
             calls.close(fd)
             fd = child
-            steps.append(judge(view, who, name, fd))
+            steps.append(judge(view, caller, name, fd))
         return steps
     finally:
         calls.close(fd)
@@ -219,13 +219,15 @@ def table(
     Raises:
         OSError: there is no such directory.
     """
-    to_directory = [None if who is None else walk(source, names, view, who) for who in callers]
+    to_directory = [None if caller is None else walk(source, names, view, caller) for caller in callers]
     rows = []
     for name, fd in _entries(source, names):
         info = calls.fstat(fd)
         cells = [
-            "-" if who is None or steps is None else cell([*steps, judge(view, who, name, fd)], read_only=read_only)
-            for who, steps in zip(callers, to_directory, strict=True)
+            "-"
+            if caller is None or steps is None
+            else cell([*steps, judge(view, caller, name, fd)], read_only=read_only)
+            for caller, steps in zip(callers, to_directory, strict=True)
         ]
         rows.append(TableRow(name, info.st_mode, info.st_uid, info.st_gid, tuple(cells)))
     return sorted(rows)

@@ -194,12 +194,12 @@ def claims(policy: Policy, groups: str | None, *, by_knfsd: bool) -> Claims:
     )
 
 
-def fixed_claims(who: Caller) -> Claims:
+def fixed_claims(caller: Caller) -> Claims:
     """Return what callers of a fixed view become: its identity, whatever they claim."""
-    every_user = MappedRange(ClientId(0), ClientId(MAX_ID), who.uid, False, "fixed view", True)
-    every_group = replace(every_user, server=who.gid)
+    every_user = MappedRange(ClientId(0), ClientId(MAX_ID), caller.uid, False, "fixed view", True)
+    every_group = replace(every_user, server=caller.gid)
     return Claims(
-        (every_user,), (every_group,), single(who.uid), single(who.gid), IdSet(), who.groups, by_account=False
+        (every_user,), (every_group,), single(caller.uid), single(caller.gid), IdSet(), caller.groups, by_account=False
     )
 
 

@@ -204,8 +204,8 @@ class Reach:
         unseen = {self._survey.kinds[number].gid for number in chain[1:] if not self._sees(number, least)}
         return least.groups | {group for group in unseen if group in claims.optional}
 
-    def _sees(self, kind: int, who: Caller) -> bool:
-        return self._view.visible(who, self._attrs[kind])
+    def _sees(self, kind: int, caller: Caller) -> bool:
+        return self._view.visible(caller, self._attrs[kind])
 
 
 def _each(bits: int) -> Iterator[int]:

@@ -231,7 +231,7 @@ def _row(assessment: Assessment, row: IdentityExposure, name: str) -> dict[str, 
 
 def _example(assessment: Assessment, example: Example) -> dict[str, Any]:
     bits = example.access.bits
-    who = next(example.access.witnesses[bit] for bit in (READ, WRITE, OWNS, SEES) if bits & bit)
+    caller = next(example.access.witnesses[bit] for bit in (READ, WRITE, OWNS, SEES) if bits & bit)
     of = example.likeness
     return {
         "path": f"/{example.path}",
@@ -239,13 +239,13 @@ def _example(assessment: Assessment, example: Example) -> dict[str, Any]:
         "uid": of.uid,
         "gid": of.gid,
         "can": [_NAMES[bit] for bit in _NAMES if bits & bit],
-        "as": {"uid": who.uid, "gid": who.gid, "groups": sorted(who.groups - {who.gid})},
+        "as": {"uid": caller.uid, "gid": caller.gid, "groups": sorted(caller.groups - {caller.gid})},
         "alike": assessment.survey.found[example.place].names,
-        "steps": list(_steps(assessment.entry, assessment.survey, example, who)),
+        "steps": list(_steps(assessment.entry, assessment.survey, example, caller)),
     }
 
 
-def _steps(entry: Entry, survey: Survey, example: Example, who: Caller) -> Iterator[dict[str, Any]]:
+def _steps(entry: Entry, survey: Survey, example: Example, caller: Caller) -> Iterator[dict[str, Any]]:
     """Yield for each directory above an example, and for itself, what an identity is granted and why it sees it."""
     kinds = [example.place.kind]
     ancestry = example.place.ancestry
@@ -256,8 +256,8 @@ def _steps(entry: Entry, survey: Survey, example: Example, who: Caller) -> Itera
     for depth, kind in enumerate(reversed(kinds)):
         of = survey.kinds[kind]
         policy = entry.view.policy
-        verdicts = policy.cloak.judge(of.mode, of.uid, of.gid, who.uid, who.groups)
-        granted = survey.grants[kind].to(who.uid, who.groups)
+        verdicts = policy.cloak.judge(of.mode, of.uid, of.gid, caller.uid, caller.groups)
+        granted = survey.grants[kind].to(caller.uid, caller.groups)
         attrs = Attrs("", of.mode, of.uid, of.gid)
         yield {
             "path": "/" + "/".join(names[:depth]),
@@ -268,7 +268,7 @@ def _steps(entry: Entry, survey: Survey, example: Example, who: Caller) -> Itera
             "permissions": "".join(
                 letter if granted & bit else "-" for letter, bit in zip("rwx", (READ, WRITE, EXECUTE), strict=True)
             ),
-            "why": reason_of(policy, who, attrs, verdicts, is_root=depth == 0, is_shown=True),
+            "why": reason_of(policy, caller, attrs, verdicts, is_root=depth == 0, is_shown=True),
         }
 
 

@@ -226,8 +226,8 @@ def _grants(fd: int, kind: AccessAttrs) -> Grants:
     assert strange is not None
 
     def granted(uid: ServerId, *gids: ServerId) -> int:
-        who = Credentials(uid, strange, gids)
-        return sum(mode for mode in (READ, WRITE, EXECUTE) if calls.access(who, fd, mode))
+        credentials = Credentials(uid, strange, gids)
+        return sum(mode for mode in (READ, WRITE, EXECUTE) if calls.access(credentials, fd, mode))
 
     return Grants(
         {uid: granted(uid) for uid in own},

@@ -40,19 +40,19 @@ class Elsewhere(OSError):
         super().__init__(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
-def leads_to(who: Credentials, directory: int, name: bytes, info: Stat) -> bool:
+def leads_to(credentials: Credentials, directory: int, name: bytes, info: Stat) -> bool:
     """Whether the name leads to the object with this stat. (While a descriptor holds it, nothing else gets its number.)
 
     The stat may be outdated: only st_dev and st_ino count.
     """
     try:
-        there, _ = calls.statx(who, directory, name)
+        there, _ = calls.statx(credentials, directory, name)
     except FileNotFoundError:
         return False
     return dev_ino(there) == dev_ino(info)
 
 
-def _put_aside(who: Credentials, directory: int, name: bytes, info: Stat) -> bytes:
+def _put_aside(credentials: Credentials, directory: int, name: bytes, info: Stat) -> bytes:
     """Rename the object with this stat from `name` to a name that cannot be guessed, and return that name.
 
     Raises:
@@ -60,16 +60,16 @@ def _put_aside(who: Credentials, directory: int, name: bytes, info: Stat) -> byt
         OSError: renameat2(2) failed.
     """
     aside = b".cloakfs-" + secrets.token_hex(16).encode()
-    calls.rename(who, directory, name, directory, aside, linux.RENAME_NOREPLACE)
-    if leads_to(who, directory, aside, info):
+    calls.rename(credentials, directory, name, directory, aside, linux.RENAME_NOREPLACE)
+    if leads_to(credentials, directory, aside, info):
         return aside
-    _put_back(who, directory, aside, name)
+    _put_back(credentials, directory, aside, name)
     raise Elsewhere
 
 
-def _put_back(who: Credentials, directory: int, aside: bytes, name: bytes) -> None:
+def _put_back(credentials: Credentials, directory: int, aside: bytes, name: bytes) -> None:
     try:
-        calls.rename(who, directory, aside, directory, name, linux.RENAME_NOREPLACE)
+        calls.rename(credentials, directory, aside, directory, name, linux.RENAME_NOREPLACE)
     except OSError as exc:
         log.warning("%r is now called %r, and could not get its name back (%s)", name, aside, exc.strerror)
 
@@ -83,7 +83,7 @@ def _is_empty(seen: int) -> bool:
 
 
 def remove(
-    who: Credentials,
+    credentials: Credentials,
     directory: int,
     name: bytes,
     seen: int,
@@ -93,7 +93,7 @@ def remove(
     """Remove the entry `name`, which leads to what `seen` (O_PATH) refers to, by `calls.unlink` or `calls.rmdir`.
 
     Args:
-        who: the caller.
+        credentials: the caller.
         directory: the directory that the entry is in.
         name: the name of the entry.
         seen: the object.
@@ -109,22 +109,22 @@ def remove(
     aside = name
     if can_be:
         try:
-            aside = _put_aside(who, directory, name, info)
+            aside = _put_aside(credentials, directory, name, info)
         except Elsewhere:
             raise
         except OSError as exc:
             if exc.errno not in (*_UNABLE, *_NO_SPACE):
                 raise
     try:
-        call(who, directory, aside)
+        call(credentials, directory, aside)
     except BaseException:
         if aside is not name:
-            _put_back(who, directory, aside, name)
+            _put_back(credentials, directory, aside, name)
         raise
 
 
 def rename(
-    who: Credentials,
+    credentials: Credentials,
     old: int,
     name_old: bytes,
     new: int,
@@ -135,7 +135,7 @@ def rename(
     """Rename onto nothing, or onto something that the caller sees.
 
     Args:
-        who: the caller.
+        credentials: the caller.
         old: the directory of the source.
         name_old: the name of the source.
         new: the directory of the target.
@@ -155,19 +155,19 @@ def rename(
     for _ in range(TRIES):
         target = open_target()
         if target is None:
-            if not leads_to(who, old, name_old, ours):
+            if not leads_to(credentials, old, name_old, ours):
                 raise Elsewhere
             try:
-                calls.rename(who, old, name_old, new, name_new, linux.RENAME_NOREPLACE)
+                calls.rename(credentials, old, name_old, new, name_new, linux.RENAME_NOREPLACE)
             except FileExistsError:
                 continue  # it has just been made
             except OSError as exc:
                 if exc.errno not in _UNABLE:
                     raise
-                calls.rename(who, old, name_old, new, name_new)
+                calls.rename(credentials, old, name_old, new, name_new)
             return None
         try:
-            if _replace(who, old, name_old, new, name_new, source, target):
+            if _replace(credentials, old, name_old, new, name_new, source, target):
                 return target
         except BaseException:
             calls.close(target)
@@ -176,7 +176,9 @@ def rename(
     raise Stale
 
 
-def _replace(who: Credentials, old: int, name_old: bytes, new: int, name_new: bytes, source: int, target: int) -> bool:
+def _replace(
+    credentials: Credentials, old: int, name_old: bytes, new: int, name_new: bytes, source: int, target: int
+) -> bool:
     """Rename onto what `target` refers to; return False if the name leads to something else."""
     ours, theirs = calls.fstat(source), calls.fstat(target)
     onto_directory = stat.S_ISDIR(theirs.st_mode)
@@ -185,22 +187,22 @@ def _replace(who: Credentials, old: int, name_old: bytes, new: int, name_new: by
         raise OSError(code, os.strerror(code))
     if onto_directory or dev_ino(ours) == dev_ino(theirs):
         # A directory is replaced only if it is empty, and two names of one file both stay (rename(2)).
-        calls.rename(who, old, name_old, new, name_new)
+        calls.rename(credentials, old, name_old, new, name_new)
         return True
     try:
-        exchange(who, old, name_old, new, name_new, source, target)
+        exchange(credentials, old, name_old, new, name_new, source, target)
     except Elsewhere:
-        if leads_to(who, old, name_old, ours):
+        if leads_to(credentials, old, name_old, ours):
             return False  # the target is another one, or has gone
         raise
     except FileNotFoundError:
-        if leads_to(who, old, name_old, ours):
+        if leads_to(credentials, old, name_old, ours):
             return False  # the target has gone
         raise
     except OSError as exc:
         if exc.errno not in _UNABLE:
             raise
-        calls.rename(who, old, name_old, new, name_new)
+        calls.rename(credentials, old, name_old, new, name_new)
         return True
     # The caller had the right to do all this. It may not have the right to do the rest in the source's directory.
     try:
@@ -210,13 +212,15 @@ def _replace(who: Credentials, old: int, name_old: bytes, new: int, name_new: by
     except OSError as exc:
         if exc.errno not in _NO_SPACE:
             raise
-        calls.unlink(who, old, name_old)
+        calls.unlink(credentials, old, name_old)
     else:
         calls.unlink(ROOT, old, aside)
     return True
 
 
-def exchange(who: Credentials, old: int, name_old: bytes, new: int, name_new: bytes, source: int, target: int) -> None:
+def exchange(
+    credentials: Credentials, old: int, name_old: bytes, new: int, name_new: bytes, source: int, target: int
+) -> None:
     """Exchange what `source` and `target` (O_PATH) refer to, which the two names lead to (RENAME_EXCHANGE).
 
     The kernel exchanges whatever has these names. So afterwards this checks what they lead to. If one of them had led
@@ -227,10 +231,10 @@ def exchange(who: Credentials, old: int, name_old: bytes, new: int, name_new: by
         OSError: renameat2(2) failed.
     """
     ours, theirs = calls.fstat(source), calls.fstat(target)
-    if not (leads_to(who, old, name_old, ours) and leads_to(who, new, name_new, theirs)):
+    if not (leads_to(credentials, old, name_old, ours) and leads_to(credentials, new, name_new, theirs)):
         raise Elsewhere
-    calls.rename(who, old, name_old, new, name_new, linux.RENAME_EXCHANGE)
-    has_target, has_source = leads_to(who, old, name_old, theirs), leads_to(who, new, name_new, ours)
+    calls.rename(credentials, old, name_old, new, name_new, linux.RENAME_EXCHANGE)
+    has_target, has_source = leads_to(credentials, old, name_old, theirs), leads_to(credentials, new, name_new, ours)
     if has_target is has_source:
         return
     at_old, at_new = (old, name_old), (new, name_new)

@@ -143,22 +143,22 @@ class Callers:
         return len(upper.threads) > 0 and upper.is_request_of(*_client_ids(ctx), ctx.pid, for_attributes=for_attributes)
 
     async def _who_by_groups(self, view: View, ctx: RequestContext) -> Actor:
-        who = self._identify(view, *_client_ids(ctx), ctx.pid)
-        more = await self._groups.of_user(who.uid)
-        return self._known(who._replace(groups=who.groups | more) if more else who, ctx)
+        caller = self._identify(view, *_client_ids(ctx), ctx.pid)
+        more = await self._groups.of_user(caller.uid)
+        return self._known(caller._replace(groups=caller.groups | more) if more else caller, ctx)
 
-    def _known(self, who: Caller, ctx: RequestContext) -> Actor:
-        if who.uid or self._threads is None:
-            return actor(who)
-        return RootActor(who.uid, who.gid, partial(self._threads.lacks, ctx.pid), lambda: who)
+    def _known(self, caller: Caller, ctx: RequestContext) -> Actor:
+        if caller.uid or self._threads is None:
+            return actor(caller)
+        return RootActor(caller.uid, caller.gid, partial(self._threads.lacks, ctx.pid), lambda: caller)
 
     def _identify(self, view: View, uid: ClientId, gid: ClientId, pid: int) -> Caller:
-        who = view.identify(ClientCaller(uid, gid, with_group(self._groups.of_request(pid), gid)))
-        if who is None:
+        caller = view.identify(ClientCaller(uid, gid, with_group(self._groups.of_request(pid), gid)))
+        if caller is None:
             raise FUSEError(errno.ENOENT)
         if (notes := noting.get()) is not None:
-            notes.who = who
-        return who
+            notes.caller = caller
+        return caller
 
     def viewer(self, view: View, who: Actor, ctx: RequestContext) -> int:
         """Return who learns the answer to a request that is served as `who`, as `audience.Audiences` has it.

@@ -76,9 +76,9 @@ class CheckedAncestors(NamedTuple):
     tries: int
 
 
-def _refuses(fd: int, who: linux.Credentials | None, mode: int) -> bool:
-    assert who is not None
-    return not calls.access(who, fd, mode) and calls.fstat(fd).st_uid != who.uid
+def _refuses(fd: int, credentials: linux.Credentials | None, mode: int) -> bool:
+    assert credentials is not None
+    return not calls.access(credentials, fd, mode) and calls.fstat(fd).st_uid != credentials.uid
 
 
 class Core(pyfuse3.Operations):
@@ -464,7 +464,7 @@ class Core(pyfuse3.Operations):
             lower = at.view.lower
             if lower is None or at.who is DAEMON:
                 return at
-            if answers is not None and answers.who == at.who.credentials:
+            if answers is not None and answers.credentials == at.who.credentials:
                 return replace(at, who=AnsweredActor(at.who, answers))
             pin = Descriptor(self.nodes.with_descriptor(calls.dup, fd), (0, 0), 0)
             of_it = replace(at, fd=pin.fd, who=at.who.found(), pin=pin)

@@ -28,18 +28,18 @@ def reopen_flags(flags: int) -> int:
     return flags & ~(_NOT_AGAIN | os.O_APPEND)
 
 
-def open_again(who: linux.Credentials, fd: int, flags: int) -> int:
-    """Open what `fd` (O_PATH) refers to, as `who`, for a client that used `flags`.
+def open_again(credentials: linux.Credentials, fd: int, flags: int) -> int:
+    """Open what `fd` (O_PATH) refers to, as `credentials`, for a client that used `flags`.
 
     Raises:
         OSError: the error of the real file system.
     """
     try:
-        return calls.open(who, fd, reopen_flags(flags))
+        return calls.open(credentials, fd, reopen_flags(flags))
     except PermissionError as exc:
         if exc.errno != errno.EPERM or not flags & os.O_APPEND:
             raise
-        return calls.open(who, fd, reopen_flags(flags) | os.O_APPEND)  # chattr +a allows nothing else
+        return calls.open(credentials, fd, reopen_flags(flags) | os.O_APPEND)  # chattr +a allows nothing else
 
 
 def _seek(fd: int, offset: int, whence: int, *, without_holes: bool) -> int:
@@ -108,8 +108,8 @@ class DataOperations(Core):
         only_reads = not flags & (os.O_ACCMODE | os.O_TRUNC | os.O_NOATIME) and stat.S_ISREG(at.info.st_mode)
         try:
             if only_reads:
-                who = at.credentials_for(os.R_OK)
-                return self.nodes.with_descriptor(calls.open, who, at.fd, flags & ~(_NOT_AGAIN | os.O_APPEND))
+                credentials = at.credentials_for(os.R_OK)
+                return self.nodes.with_descriptor(calls.open, credentials, at.fd, flags & ~(_NOT_AGAIN | os.O_APPEND))
             return self.nodes.with_descriptor(open_again, at.credentials, at.fd, flags)
         except PermissionError:
             if not self._has_nfs_right(at, flags):

@@ -75,8 +75,8 @@ def _mover(old: Request, new: Request, info: linux.Stat) -> linux.Credentials:
     is_far = new.obj is not old.obj
     if new.in_thread or (is_far and stat.S_ISDIR(info.st_mode)) or new.obj.filesystem.reserves_for_groups:
         return new.credentials
-    who = old.credentials_for_names()
-    return new.credentials_for_names() if is_far and not who.groups else who
+    credentials = old.credentials_for_names()
+    return new.credentials_for_names() if is_far and not credentials.groups else credentials
 
 
 def _is_single(found: Found) -> bool:
@@ -430,8 +430,8 @@ class NameOperations(Core):
             at = await self._again(at, parent_inode, ctx)
             is_new = maker is not None and at.view is view  # otherwise, others may have found it meanwhile
             if path_fd < 0:
-                who = linux.ANY_CREDENTIALS if at.obj.filesystem.has_posix_rules else linux.ROOT
-                path_fd = self.nodes.with_descriptor(calls.find_again, who, fd)
+                credentials = linux.ANY_CREDENTIALS if at.obj.filesystem.has_posix_rules else linux.ROOT
+                path_fd = self.nodes.with_descriptor(calls.find_again, credentials, fd)
             taken, path_fd = path_fd, -1
             try:
                 obj, info, entry = self._made_as(at, name, taken, is_there=is_there, is_new=is_new)
@@ -456,9 +456,9 @@ class NameOperations(Core):
         self, at: Request, name: bytes, mode: int, flags: int, umask: int
     ) -> tuple[int, linux.Credentials | None]:
         """Return a descriptor of the file with that name, and as whom it was made here, if so."""
-        how, who = reopen_flags(flags), _creator(at, mode)
+        how, credentials = reopen_flags(flags), _creator(at, mode)
         try:
-            fd = self.nodes.with_descriptor(calls.create, who, at.fd, name, how, stat.S_IMODE(mode), umask)
+            fd = self.nodes.with_descriptor(calls.create, credentials, at.fd, name, how, stat.S_IMODE(mode), umask)
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
@@ -477,7 +477,7 @@ class NameOperations(Core):
             finally:
                 calls.close(path_fd)
         else:
-            return fd, who
+            return fd, credentials
 
     @operation
     async def link(
@@ -686,8 +686,8 @@ class NameOperations(Core):
                 replaced = target.obj
                 if not (_is_single(found) and _is_single(target)):
                     return False
-            who = _mover(at, at, found.info)
-            directory.filesystem.timed(calls.rename, who, at.fd, name_old, at.fd, name_new, flags)
+            credentials = _mover(at, at, found.info)
+            directory.filesystem.timed(calls.rename, credentials, at.fd, name_old, at.fd, name_new, flags)
             await self.cache.removed(at.number, [(directory, name_old), (directory, name_new)], replaced)
             self.nodes.move(found.obj, directory, name_new)
             await self.cache.moved(at.number, at.view, found.obj, directory, directory)

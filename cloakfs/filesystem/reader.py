@@ -135,14 +135,14 @@ class Storage:
             return 0
         return max(0, min(_LOOK_BYTES, room // 4, (there.f_bavail * there.f_frsize - _FULL_BYTES) // 4))
 
-    def write(self, who: linux.Credentials, fd: int, data: bytes | memoryview, offset: int, flags: int) -> int:
+    def write(self, credentials: linux.Credentials, fd: int, data: bytes | memoryview, offset: int, flags: int) -> int:
         """Write in the session loop (`calls.pwrite`). If it had to wait for long, threads write for a while.
 
         Here the first time is enough, because a write may wait for much longer than a lookup.
         """
         began, waits = time.monotonic(), waits_of_this_thread()
         try:
-            return calls.pwrite(who, fd, data, offset, flags)
+            return calls.pwrite(credentials, fd, data, offset, flags)
         finally:
             now = time.monotonic()
             if now - began > SLOW_SECONDS and waits_of_this_thread() > waits:
@@ -249,7 +249,7 @@ class Reader:
     async def write(
         self,
         fd: int,
-        who: linux.Credentials,
+        credentials: linux.Credentials,
         filesystem: MountedFilesystem,
         offset: int,
         data: bytes | memoryview,
@@ -257,7 +257,7 @@ class Reader:
         append: bool = False,
         in_sync: bool = False,
     ) -> int:
-        """Write `data` as `who` at `offset`, or at the end of the file, and return how many bytes were written.
+        """Write `data` as `credentials` at `offset`, or at the end of the file, and return how many bytes were written.
 
         `in_sync` says that it has to wait for the disk (O_SYNC, O_DSYNC).
 
@@ -266,24 +266,24 @@ class Reader:
         """
         flags = os.RWF_APPEND if append else 0
         if filesystem.in_memory:
-            return calls.pwrite(who, fd, data, offset, flags)
+            return calls.pwrite(credentials, fd, data, offset, flags)
         storage = self._storage(filesystem)
         if not in_sync and storage.is_quick(len(data)):
             self.counts["written_at_once"] += 1
-            return storage.write(who, fd, data, offset, flags)
+            return storage.write(credentials, fd, data, offset, flags)
         done = 0
         if storage.writes_at_once:
             try:
-                done = calls.pwrite(who, fd, data, offset, linux.RWF_NOWAIT | flags)
+                done = calls.pwrite(credentials, fd, data, offset, linux.RWF_NOWAIT | flags)
             except OSError as exc:  # any other error occurs again in the thread
                 storage.writes_at_once = exc.errno not in (errno.EOPNOTSUPP, errno.EINVAL)
         if done == len(data):
             return done
-        rest = partial(calls.pwrite, who, fd, memoryview(data)[done:], offset + done, flags)
+        rest = partial(calls.pwrite, credentials, fd, memoryview(data)[done:], offset + done, flags)
         self.counts["written_by_threads"] += 1
         try:
             with self.thread_writes(filesystem):
-                return done + await self._write_in_thread(who.uid, len(data) - done, rest)
+                return done + await self._write_in_thread(credentials.uid, len(data) - done, rest)
         except OSError:
             if not done:
                 raise

@@ -208,8 +208,8 @@ class Trace:
         who: tuple[int, int] | None = None
         view = self._view(target)
         file = self._files.by_fd.get(begun.given.get("fh", -1)) if "ctx" not in begun.given else None
-        if begun.notes.who is not None:
-            who = begun.notes.who.uid, begun.notes.who.gid
+        if begun.notes.caller is not None:
+            who = begun.notes.caller.uid, begun.notes.caller.gid
         elif view is None or (begun.caller is not None and not view.admits(ClientId(begun.caller.uid))):
             return None
         elif view.fixed is not None:

@@ -32,7 +32,7 @@ _MAX_ANCESTORS = 64
 _MOST_EVALUATED = 1000
 
 
-def may_search(who: Caller, obj: Object, fd: int, info: linux.Stat) -> bool:
+def may_search(caller: Caller, obj: Object, fd: int, info: linux.Stat) -> bool:
     """Whether all callers with this identity may search the directory. (Not every root has root's capabilities.)
 
     A remote directory counts only if all may search it.
@@ -41,7 +41,7 @@ def may_search(who: Caller, obj: Object, fd: int, info: linux.Stat) -> bool:
         return True
     if obj.filesystem.remote:
         return False  # access(2) would block the loop
-    return calls.access(credentials(who, linux.FILE_CAPABILITIES), fd, os.X_OK)
+    return calls.access(credentials(caller, linux.FILE_CAPABILITIES), fd, os.X_OK)
 
 
 class Timeouts:

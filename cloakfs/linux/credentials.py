@@ -46,18 +46,20 @@ _of_daemon = ROOT
 _has_switched = False  # whether a thread of this process may have other credentials than it began with
 
 
-def set_daemon_credentials(who: Credentials) -> None:
+def set_daemon_credentials(credentials: Credentials) -> None:
     """Let `ROOT` mean these credentials from now on, by which the lower cloakfs mount recognizes this daemon.
 
     The thread acts with them at once. To be called before there are other threads.
     """
     global _of_daemon  # noqa: PLW0603 (as all the process's credentials)
-    _of_daemon = who
+    _of_daemon = credentials
     assume(ROOT)
 
 
 class _ThreadCredentials(threading.local):
-    who: Credentials | None = None  # not known: a new thread begins with the credentials of the one that made it
+    credentials: Credentials | None = (
+        None  # not known: a new thread begins with the credentials of the one that made it
+    )
 
 
 _thread = _ThreadCredentials()
@@ -74,11 +76,11 @@ class _Arguments:
 
     __slots__ = ("count", "gid", "groups", "proven", "uid")
 
-    def __init__(self, who: Credentials) -> None:
-        self.count = ctypes.c_long(len(who.groups))
-        self.groups = (ctypes.c_uint32 * len(who.groups)).from_buffer(array("I", who.groups))
-        self.gid = ctypes.c_uint32(who.gid)
-        self.uid = ctypes.c_uint32(who.uid)
+    def __init__(self, credentials: Credentials) -> None:
+        self.count = ctypes.c_long(len(credentials.groups))
+        self.groups = (ctypes.c_uint32 * len(credentials.groups)).from_buffer(array("I", credentials.groups))
+        self.gid = ctypes.c_uint32(credentials.gid)
+        self.uid = ctypes.c_uint32(credentials.uid)
         self.proven = False
 
 
@@ -92,22 +94,22 @@ _arguments = lru_cache(1024)(_Arguments)  # clients choose ids: there must be a 
 _long: dict[int, tuple[Credentials, _Arguments]] = {}  # by id()
 
 
-def _long_arguments(who: Credentials) -> _Arguments:
+def _long_arguments(credentials: Credentials) -> _Arguments:
     """Return the same for many groups, without even hashing them each time."""
-    known, ready = _long.get(id(who), (None, None))
-    if ready is None or known is not who:
+    known, ready = _long.get(id(credentials), (None, None))
+    if ready is None or known is not credentials:
         if len(_long) >= MOST_LONG:
             _long.clear()
-        ready = _Arguments(who)
-        _long[id(who)] = who, ready
+        ready = _Arguments(credentials)
+        _long[id(credentials)] = credentials, ready
     return ready
 
 
 _SETGROUPS, _SETFSUID, _SETFSGID = NR["setgroups"], NR["setfsuid"], NR["setfsgid"]
 
 
-def assume(who: Credentials) -> None:
-    """Make the calling thread's file-system operations run as `who`, until it assumes other credentials.
+def assume(credentials: Credentials) -> None:
+    """Make the calling thread's file-system operations run as `credentials`, until it assumes other credentials.
 
     Only this thread changes (raw system calls; libc's wrappers would change all threads). Leaving uid 0 drops the
     file-related capabilities from the effective set, and returning to it raises them (capabilities(7)). Those that
@@ -116,42 +118,45 @@ def assume(who: Credentials) -> None:
     Raises:
         PermissionError: the kernel refused one of the ids (for example, one not mapped in a user namespace).
     """
-    if who is ANY_CREDENTIALS:
+    if credentials is ANY_CREDENTIALS:
         return
-    before = _thread.who
-    if who.or_daemon:
-        if before is not None and before.uid == who.uid and before.gid == who.gid:
+    before = _thread.credentials
+    if credentials.or_daemon:
+        if before is not None and before.uid == credentials.uid and before.gid == credentials.gid:
             return
-        who = ROOT
-    if who is ROOT:
-        who = _of_daemon
-    if before is not who and before != who:
-        _switch(before, who)
+        credentials = ROOT
+    if credentials is ROOT:
+        credentials = _of_daemon
+    if before is not credentials and before != credentials:
+        _switch(before, credentials)
 
 
-def _switch(before: Credentials | None, who: Credentials) -> None:
+def _switch(before: Credentials | None, credentials: Credentials) -> None:
     global _has_switched  # noqa: PLW0603 (it is the process's)
-    _thread.who = None
+    _thread.credentials = None
     _has_switched = True
     if _Limits.effective is not None and (before is None or before.lacks):
         # A new thread has begun with what its maker had.
         syscall(_SETFSUID, _ROOT_ID)  # otherwise, the caller that the thread then acts as would have what is raised
         set_effective_capabilities(_Limits.effective)
-    ready = _arguments(who) if len(who.groups) <= FEW_GROUPS else _long_arguments(who)
-    if before is None or before.groups != who.groups:
+    ready = _arguments(credentials) if len(credentials.groups) <= FEW_GROUPS else _long_arguments(credentials)
+    if before is None or before.groups != credentials.groups:
         check(syscall(_SETGROUPS, ready.count, ready.groups))
     syscall(_SETFSGID, ready.gid)
     syscall(_SETFSUID, ready.uid)
     if not ready.proven:
         # setfsuid(2) reports no errors, so the ids now in force have to be queried. What worked once works again.
-        if syscall(_SETFSUID, _INVALID) & 0xFFFFFFFF != who.uid or syscall(_SETFSGID, _INVALID) & 0xFFFFFFFF != who.gid:
-            raise PermissionError(errno.EPERM, f"cannot act as {who.uid}:{who.gid}")
+        if (
+            syscall(_SETFSUID, _INVALID) & 0xFFFFFFFF != credentials.uid
+            or syscall(_SETFSGID, _INVALID) & 0xFFFFFFFF != credentials.gid
+        ):
+            raise PermissionError(errno.EPERM, f"cannot act as {credentials.uid}:{credentials.gid}")
         ready.proven = True
-    if who.lacks:
+    if credentials.lacks:
         if _Limits.effective is None:
             _Limits.effective = effective_capabilities()
-        set_effective_capabilities(_Limits.effective & ~who.lacks)
-    _thread.who = who
+        set_effective_capabilities(_Limits.effective & ~credentials.lacks)
+    _thread.credentials = credentials
 
 
 def act_as_daemon() -> None:
@@ -169,7 +174,7 @@ def as_daemon(call: _Call) -> _Call:
 
     @wraps(call)
     def acting(*args: Any, **kwargs: Any) -> Any:
-        if _has_switched and _thread.who is not _of_daemon:
+        if _has_switched and _thread.credentials is not _of_daemon:
             assume(ROOT)
         return call(*args, **kwargs)
 

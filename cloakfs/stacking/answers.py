@@ -18,7 +18,7 @@ from ..view import LowerMount
 class LowerAnswers(NamedTuple):
     """The answers of the lower mount to one caller: for each object, the text, or the error."""
 
-    who: linux.Credentials
+    credentials: linux.Credentials
     of: dict[tuple[int, int], bytes | OSError]
 
 
@@ -35,16 +35,18 @@ class AnsweredActor(Actor):
 
     def answer(self, info: linux.Stat) -> bytes | OSError | None:
         """Return the answer about the object with this stat; None if there was no query for it, or for this caller."""
-        return self._answers.of.get((info.st_dev, info.st_ino)) if self._answers.who == self.credentials else None
+        return (
+            self._answers.of.get((info.st_dev, info.st_ino)) if self._answers.credentials == self.credentials else None
+        )
 
 
 class Unanswered(Exception):
     """The session loop would itself have to query the lower mount: nothing is shown, and the fault is logged."""
 
 
-def query(lower: LowerMount, who: linux.Credentials, fds: Iterable[int]) -> LowerAnswers:
+def query(lower: LowerMount, credentials: linux.Credentials, fds: Iterable[int]) -> LowerAnswers:
     """In a thread: query the lower mount, as this caller, about those of the objects `fds` (O_PATH) that lie in it."""
-    answers = LowerAnswers(who, {})
+    answers = LowerAnswers(credentials, {})
     for fd in fds:
         try:
             info, _ = calls.statx_fd(fd)
@@ -52,7 +54,7 @@ def query(lower: LowerMount, who: linux.Credentials, fds: Iterable[int]) -> Lowe
             continue  # the session loop will get the same error
         if lower.contains(info):
             try:
-                answers.of[info.st_dev, info.st_ino] = lower.query(who, fd)
+                answers.of[info.st_dev, info.st_ino] = lower.query(credentials, fd)
             except OSError as exc:
                 answers.of[info.st_dev, info.st_ino] = exc
     return answers

@@ -101,23 +101,23 @@ class LowerMountClient:
             raise Unanswered(f"{self.path} was not queried about its inode {info.st_ino}")
         return isinstance(answer, bytes) or _is_visible(answer)
 
-    def owner_of_new(self, who: linux.Credentials, fd: int) -> tuple[ServerId, ServerId]:
-        """In a thread: return owner and group, as the lower mount shows them, of what `who` would make in a directory.
+    def owner_of_new(self, credentials: linux.Credentials, fd: int) -> tuple[ServerId, ServerId]:
+        """In a thread: return owner and group, as the lower mount shows them, of what `credentials` would make there.
 
         Raises:
-            OSError: the lower mount does not answer, or does not show `who` the directory.
+            OSError: the lower mount does not answer, or does not show `credentials` the directory.
         """
-        uid, gid = self.query(who, fd).split()
+        uid, gid = self.query(credentials, fd).split()
         return ServerId(int(uid)), ServerId(int(gid))
 
     @staticmethod
-    def query(who: linux.Credentials, fd: int) -> bytes:
-        """In a thread: return the lower mount's answer to `who` about the object `fd` (O_PATH): `upper.QUERY_XATTR`.
+    def query(credentials: linux.Credentials, fd: int) -> bytes:
+        """In a thread: return the answer of the lower mount to `credentials` about `fd` (O_PATH): `upper.QUERY_XATTR`.
 
         Raises:
             OSError: the lower mount does not answer, or does not show the object.
         """
-        return calls.peek_xattr(who, fd, QUERY_XATTR)
+        return calls.peek_xattr(credentials, fd, QUERY_XATTR)
 
 
 def _is_visible(exc: OSError) -> bool:

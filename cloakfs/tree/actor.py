@@ -11,17 +11,17 @@ MOST_IDENTITIES = 1024
 """How many identities are cached. There must be a limit, because clients choose theirs."""
 
 
-def credentials(who: Caller, lacks: int = 0) -> linux.Credentials:
-    """Return the credentials with which system calls for `who` (server ids) run.
+def credentials(caller: Caller, lacks: int = 0) -> linux.Credentials:
+    """Return the credentials with which system calls for `caller` (server ids) run.
 
     If it is root, `lacks` is a bit mask of the capabilities that it does not have.
     """
-    made = _credentials(who) if len(who.groups) <= linux.FEW_GROUPS else _long_credentials(who)
-    return made._replace(lacks=lacks) if lacks and who.uid == 0 else made
+    made = _credentials(caller) if len(caller.groups) <= linux.FEW_GROUPS else _long_credentials(caller)
+    return made._replace(lacks=lacks) if lacks and caller.uid == 0 else made
 
 
-def _make_credentials(who: Caller) -> linux.Credentials:
-    return linux.Credentials(who.uid, who.gid, tuple(sorted(who.groups - {who.gid})))
+def _make_credentials(caller: Caller) -> linux.Credentials:
+    return linux.Credentials(caller.uid, caller.gid, tuple(sorted(caller.groups - {caller.gid})))
 
 
 _credentials = lru_cache(MOST_IDENTITIES)(_make_credentials)
@@ -109,13 +109,13 @@ class RootActor(Actor):
         return self._lacks
 
 
-def actor(who: Caller) -> Actor:
+def actor(caller: Caller) -> Actor:
     """Return the actor for a caller that is already known. If it is root, it has all capabilities."""
-    return _actor(who) if len(who.groups) <= linux.FEW_GROUPS else _make_actor(who)
+    return _actor(caller) if len(caller.groups) <= linux.FEW_GROUPS else _make_actor(caller)
 
 
-def _make_actor(who: Caller) -> Actor:
-    return Actor(who.uid, who.gid, lambda: who)
+def _make_actor(caller: Caller) -> Actor:
+    return Actor(caller.uid, caller.gid, lambda: caller)
 
 
 _actor = lru_cache(MOST_IDENTITIES)(_make_actor)

@@ -1,11 +1,11 @@
 """Every system call on the real tree, each made with the credentials of a caller or of the daemon.
 
-The first argument, `who`, says whose: the kernel decides what they permit. `linux.ROOT` is the daemon itself, and
-`linux.ANY_CREDENTIALS` says that they do not matter.
+The first argument, `credentials`, says whose: the kernel decides what they permit. `linux.ROOT` is the daemon itself,
+and `linux.ANY_CREDENTIALS` says that they do not matter.
 Switching costs up to four system calls and is done only when the thread acts with other credentials.
 
 Calls on an open descriptor for which the kernel checks no permission (fstat(2), dup(2), close(2), pread(2) and the
-like) are the same for all callers and take no `who`.
+like) are the same for all callers and take no `credentials`.
 
 All functions raise `OSError`, like the system call that they are named after.
 """
@@ -59,10 +59,10 @@ def as_others() -> Iterator[None]:
 # -- finding ---------------------------------------------------------------------------------------
 
 
-def find(who: Credentials, at: int, name: bytes | str, flags: int = 0) -> int:
+def find(credentials: Credentials, at: int, name: bytes | str, flags: int = 0) -> int:
     """Return a descriptor (O_PATH) for the entry `name` of the directory `at`; symbolic links are not followed."""
-    if who is not ANY_CREDENTIALS:
-        assume(who)
+    if credentials is not ANY_CREDENTIALS:
+        assume(credentials)
     return os.open(name, _FOUND | flags, dir_fd=at)
 
 
@@ -90,17 +90,17 @@ def find_handle(mount_fd: int, handle: bytes, flags: int = 0) -> int:
     return linux.open_by_handle(mount_fd, handle, os.O_PATH | os.O_NOFOLLOW | flags)
 
 
-def statx(who: Credentials, at: int, name: bytes) -> tuple[Stat, int]:
+def statx(credentials: Credentials, at: int, name: bytes) -> tuple[Stat, int]:
     """Return the stat of the entry `name` of the directory `at`, and the id of its mount (`linux.statx`)."""
-    if who is not ANY_CREDENTIALS:
-        assume(who)
+    if credentials is not ANY_CREDENTIALS:
+        assume(credentials)
     return linux.statx(at, name)
 
 
-def statx_if_there(who: Credentials, at: int, name: bytes) -> tuple[Stat, int] | None:
+def statx_if_there(credentials: Credentials, at: int, name: bytes) -> tuple[Stat, int] | None:
     """Return what `statx` does, or None if there is no such entry."""
-    if who is not ANY_CREDENTIALS:
-        assume(who)
+    if credentials is not ANY_CREDENTIALS:
+        assume(credentials)
     return linux.statx_if_there(at, name)
 
 
@@ -110,9 +110,9 @@ def stat_path(path: bytes) -> os.stat_result:
     return os.stat(path)
 
 
-def fstat_as(who: Credentials, fd: int) -> Stat:
-    """Call fstat(2) as `who`, on a file system whose daemon may answer each caller differently."""
-    assume(who)
+def fstat_as(credentials: Credentials, fd: int) -> Stat:
+    """Call fstat(2) as `credentials`, on a file system whose daemon may answer each caller differently."""
+    assume(credentials)
     return fstat(fd)
 
 
@@ -122,27 +122,27 @@ def path_of(fd: int) -> bytes:
     return os.readlink(_path(fd).encode())
 
 
-def access(who: Credentials, fd: int, mode: int) -> bool:
-    """Whether `who` may access what `fd` refers to (`linux.may_access`)."""
-    assume(who)
+def access(credentials: Credentials, fd: int, mode: int) -> bool:
+    """Whether `credentials` may access what `fd` refers to (`linux.may_access`)."""
+    assume(credentials)
     return linux.may_access(fd, mode)
 
 
-def require_access(who: Credentials, fd: int, mode: int) -> None:
-    """Raise the error of access(2) unless `who` may access what `fd` refers to (`linux.require_access`)."""
-    assume(who)
+def require_access(credentials: Credentials, fd: int, mode: int) -> None:
+    """Raise the error of access(2) unless `credentials` may access what `fd` refers to (`linux.require_access`)."""
+    assume(credentials)
     linux.require_access(fd, mode)
 
 
-def getdents(who: Credentials, fd: int, size: int = 32768) -> list[tuple[bytes, int, int]]:
+def getdents(credentials: Credentials, fd: int, size: int = 32768) -> list[tuple[bytes, int, int]]:
     """Return the next batch of entries of the directory: (name, cookie, DT_…), as `linux.getdents` yields them."""
-    assume(who)
+    assume(credentials)
     return list(linux.getdents(fd, size))
 
 
-def name_in(who: Credentials, fd: int, inode: int, most: int) -> bytes | None:
+def name_in(credentials: Credentials, fd: int, inode: int, most: int) -> bytes | None:
     """Return which of the first `most` entries of the directory `fd` (O_PATH) has this inode number, if one has."""
-    assume(who)
+    assume(credentials)
     with os.scandir(_path(fd)) as entries:
         for entry in itertools.islice(entries, most):
             if entry.inode() == inode:
@@ -150,30 +150,30 @@ def name_in(who: Credentials, fd: int, inode: int, most: int) -> bytes | None:
     return None
 
 
-def is_empty(who: Credentials, fd: int) -> bool:
+def is_empty(credentials: Credentials, fd: int) -> bool:
     """Whether the directory that `fd` (O_PATH) refers to has no entries."""
-    assume(who)
+    assume(credentials)
     with os.scandir(_path(fd)) as entries:
         return next(entries, None) is None
 
 
-def readlink(who: Credentials, fd: int) -> bytes:
+def readlink(credentials: Credentials, fd: int) -> bytes:
     """Return the text of the symbolic link that `fd` (O_PATH) refers to."""
-    assume(who)
+    assume(credentials)
     return os.readlink(b"", dir_fd=fd)
 
 
 # -- opening ---------------------------------------------------------------------------------------
 
 
-def open(who: Credentials, fd: int, flags: int) -> int:
+def open(credentials: Credentials, fd: int, flags: int) -> int:
     """Open the object that `fd` (O_PATH) refers to.
 
     Raises:
         BlockingIOError: a process holds a lease on it (fcntl(2)), and only a thread can wait until it is released.
     """
-    if who is not ANY_CREDENTIALS:
-        assume(who)
+    if credentials is not ANY_CREDENTIALS:
+        assume(credentials)
     if linux.in_main_thread():
         flags |= os.O_NONBLOCK
     if _own_fds < 0:
@@ -181,10 +181,10 @@ def open(who: Credentials, fd: int, flags: int) -> int:
     return os.open(str(fd), flags | os.O_CLOEXEC, dir_fd=_own_fds)  # the same, without a call
 
 
-def find_again(who: Credentials, fd: int) -> int:
+def find_again(credentials: Credentials, fd: int) -> int:
     """Return another descriptor (O_PATH) for the object that `fd` refers to."""
-    if who is not ANY_CREDENTIALS:
-        assume(who)
+    if credentials is not ANY_CREDENTIALS:
+        assume(credentials)
     if _own_fds < 0:
         return _open_again(fd, os.O_PATH)
     return os.open(str(fd), os.O_PATH | os.O_CLOEXEC, dir_fd=_own_fds)  # the same, without a call
@@ -214,148 +214,148 @@ os.register_at_fork(after_in_child=_forget_own_fds)
 # -- making ----------------------------------------------------------------------------------------
 
 
-def create(who: Credentials, at: int, name: bytes, flags: int, mode: int, umask: int) -> int:
+def create(credentials: Credentials, at: int, name: bytes, flags: int, mode: int, umask: int) -> int:
     """Call open(2) with O_CREAT and O_EXCL."""
     linux.umask(umask)
-    assume(who)
+    assume(credentials)
     return os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=at)
 
 
-def mkdir(who: Credentials, at: int, name: bytes, mode: int, umask: int) -> None:
+def mkdir(credentials: Credentials, at: int, name: bytes, mode: int, umask: int) -> None:
     """See mkdir(2)."""
     linux.umask(umask)
-    assume(who)
+    assume(credentials)
     os.mkdir(name, mode, dir_fd=at)
 
 
-def mknod(who: Credentials, at: int, name: bytes, mode: int, rdev: int, umask: int) -> None:
+def mknod(credentials: Credentials, at: int, name: bytes, mode: int, rdev: int, umask: int) -> None:
     """See mknod(2)."""
     linux.umask(umask)
-    assume(who)
+    assume(credentials)
     os.mknod(name, mode, rdev, dir_fd=at)
 
 
-def symlink(who: Credentials, at: int, name: bytes, target: bytes) -> None:
+def symlink(credentials: Credentials, at: int, name: bytes, target: bytes) -> None:
     """See symlink(2)."""
-    assume(who)
+    assume(credentials)
     os.symlink(target, name, dir_fd=at)
 
 
-def link(who: Credentials, fd: int, at: int, name: bytes) -> None:
+def link(credentials: Credentials, fd: int, at: int, name: bytes) -> None:
     """Give the file that `fd` (O_PATH) refers to one more name; see link(2)."""
-    assume(who)
+    assume(credentials)
     os.link(_path(fd), name, dst_dir_fd=at, follow_symlinks=True)
 
 
 # -- renaming and removing -------------------------------------------------------------------------
 
 
-def rename(who: Credentials, old: int, name_old: bytes, new: int, name_new: bytes, flags: int = 0) -> None:
+def rename(credentials: Credentials, old: int, name_old: bytes, new: int, name_new: bytes, flags: int = 0) -> None:
     """See renameat2(2)."""
-    assume(who)
+    assume(credentials)
     if flags:
         linux.renameat2(old, name_old, new, name_new, flags)
     else:
         os.rename(name_old, name_new, src_dir_fd=old, dst_dir_fd=new)
 
 
-def unlink(who: Credentials, at: int, name: bytes) -> None:
+def unlink(credentials: Credentials, at: int, name: bytes) -> None:
     """See unlink(2)."""
-    assume(who)
+    assume(credentials)
     os.unlink(name, dir_fd=at)
 
 
-def rmdir(who: Credentials, at: int, name: bytes) -> None:
+def rmdir(credentials: Credentials, at: int, name: bytes) -> None:
     """See rmdir(2)."""
-    assume(who)
+    assume(credentials)
     os.rmdir(name, dir_fd=at)
 
 
 # -- changing --------------------------------------------------------------------------------------
 
 
-def chown(who: Credentials, fd: int, uid: ServerId | None, gid: ServerId | None) -> None:
+def chown(credentials: Credentials, fd: int, uid: ServerId | None, gid: ServerId | None) -> None:
     """See chown(2); None leaves that id unchanged."""
-    assume(who)
+    assume(credentials)
     os.chown(_path(fd), -1 if uid is None else uid, -1 if gid is None else gid)
 
 
-def chmod(who: Credentials, fd: int, mode: int) -> None:
+def chmod(credentials: Credentials, fd: int, mode: int) -> None:
     """See chmod(2)."""
-    assume(who)
+    assume(credentials)
     os.chmod(_path(fd), mode)
 
 
-def truncate(who: Credentials, fd: int, size: int) -> None:
+def truncate(credentials: Credentials, fd: int, size: int) -> None:
     """See truncate(2); the call waits until a lease on the file is released."""
-    assume(who)
+    assume(credentials)
     os.truncate(_path(fd), size)
 
 
-def ftruncate(who: Credentials, fd: int, size: int) -> None:
+def ftruncate(credentials: Credentials, fd: int, size: int) -> None:
     """See ftruncate(2). `fd` is open for writing; the caller's credentials decide which set-id bits are cleared."""
-    assume(who)
+    assume(credentials)
     os.ftruncate(fd, size)
 
 
-def utimens(who: Credentials, fd: int, atime: int | When, mtime: int | When) -> None:
+def utimens(credentials: Credentials, fd: int, atime: int | When, mtime: int | When) -> None:
     """Set the times of what `fd` refers to (`linux.utimens`). To set both to now needs fewer rights than others."""
-    assume(who)
+    assume(credentials)
     linux.utimens(fd, atime, mtime)
 
 
-def pwrite(who: Credentials, fd: int, data: bytes | memoryview, offset: int, flags: int = 0) -> int:
+def pwrite(credentials: Credentials, fd: int, data: bytes | memoryview, offset: int, flags: int = 0) -> int:
     """See pwritev2(2). Who writes determines whose quota is charged and which set-id bits are cleared."""
-    assume(who)
+    assume(credentials)
     return os.pwritev(fd, [data], offset, flags)
 
 
-def fallocate(who: Credentials, fd: int, mode: int, offset: int, length: int) -> None:
+def fallocate(credentials: Credentials, fd: int, mode: int, offset: int, length: int) -> None:
     """See fallocate(2). Who calls determines who may use reserved blocks, and which set-id bits are cleared."""
-    assume(who)
+    assume(credentials)
     linux.fallocate(fd, mode, offset, length)
 
 
 # -- extended attributes ---------------------------------------------------------------------------
 
 
-def _with_privileges(who: Credentials) -> contextlib.AbstractContextManager[None]:
+def _with_privileges(credentials: Credentials) -> contextlib.AbstractContextManager[None]:
     """Raise the privileges over `trusted.` and `security.` names, which only uid 0 gets, if it has them elsewhere."""
-    if who.uid != 0:
+    if credentials.uid != 0:
         return contextlib.nullcontext()
-    return linux.raised(*(it for it in (linux.CAP_SYS_ADMIN, linux.CAP_SETFCAP) if not who.lacks >> it & 1))
+    return linux.raised(*(it for it in (linux.CAP_SYS_ADMIN, linux.CAP_SETFCAP) if not credentials.lacks >> it & 1))
 
 
-def peek_xattr(who: Credentials, fd: int, name: bytes | str) -> bytes:
+def peek_xattr(credentials: Credentials, fd: int, name: bytes | str) -> bytes:
     """Call getxattr(2) for a name that needs no privilege."""
-    if who is not ANY_CREDENTIALS:
-        assume(who)
+    if credentials is not ANY_CREDENTIALS:
+        assume(credentials)
     return os.getxattr(f"/proc/self/fd/{fd}", name)  # `_path`, without a call
 
 
-def getxattr(who: Credentials, fd: int, name: bytes) -> bytes:
+def getxattr(credentials: Credentials, fd: int, name: bytes) -> bytes:
     """See getxattr(2)."""
-    assume(who)
-    with _with_privileges(who):
+    assume(credentials)
+    with _with_privileges(credentials):
         return os.getxattr(_path(fd), name)
 
 
-def setxattr(who: Credentials, fd: int, name: bytes, value: bytes) -> None:
+def setxattr(credentials: Credentials, fd: int, name: bytes, value: bytes) -> None:
     """See setxattr(2)."""
-    assume(who)
-    with _with_privileges(who):
+    assume(credentials)
+    with _with_privileges(credentials):
         os.setxattr(_path(fd), name, value)
 
 
-def listxattr(who: Credentials, fd: int) -> Sequence[str]:
+def listxattr(credentials: Credentials, fd: int) -> Sequence[str]:
     """See listxattr(2)."""
-    assume(who)
-    with _with_privileges(who):
+    assume(credentials)
+    with _with_privileges(credentials):
         return os.listxattr(_path(fd))
 
 
-def removexattr(who: Credentials, fd: int, name: bytes) -> None:
+def removexattr(credentials: Credentials, fd: int, name: bytes) -> None:
     """See removexattr(2)."""
-    assume(who)
-    with _with_privileges(who):
+    assume(credentials)
+    with _with_privileges(credentials):
         os.removexattr(_path(fd), name)

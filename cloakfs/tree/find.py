@@ -103,11 +103,11 @@ class Finder:
             raise
         return HIDDEN if info is None else Found(self._nodes.resolve(fd, at.obj, name, info), info)
 
-    def open(self, who: linux.Credentials, directory: int, name: bytes) -> int:
-        """Open (O_PATH) the entry `name` of a directory, as `who`; its visibility has yet to be checked (`check`)."""
-        fd = self._nodes.with_descriptor(calls.find, who, directory, name)
+    def open(self, credentials: linux.Credentials, directory: int, name: bytes) -> int:
+        """Open (O_PATH) an entry of a directory, as `credentials`; its visibility has yet to be checked (`check`)."""
+        fd = self._nodes.with_descriptor(calls.find, credentials, directory, name)
         try:
-            self._nodes.fetch_attributes(who, fd)
+            self._nodes.fetch_attributes(credentials, fd)
         except BaseException:
             calls.close(fd)
             raise

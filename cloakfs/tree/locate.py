@@ -121,15 +121,15 @@ class Locator:
         if obj.filesystem.ctime_shows_renames and is_settled(info) and not is_mounted_there:
             obj.checked = info.st_ctime_ns
 
-    def is_at(self, info: Stat, parent: Object, name: bytes, who: Credentials = linux.ROOT) -> bool:
-        """Whether `name` in the directory leads to the object with this stat, as far as `who` may find out.
+    def is_at(self, info: Stat, parent: Object, name: bytes, credentials: Credentials = linux.ROOT) -> bool:
+        """Whether `name` in the directory leads to the object with this stat, as far as `credentials` may find out.
 
         For a remote name, the answer is what a thread has just found (`prefault`).
         """
         if self._mounts.is_name_remote(parent, name):
             return self._prefaulted.get((parent.number, name)) == dev_ino(info)
         try:
-            found, _ = calls.statx(who, self._descriptors.fd(parent), name)
+            found, _ = calls.statx(credentials, self._descriptors.fd(parent), name)
         except OSError:
             return False
         return (found.st_dev, found.st_ino) == (info.st_dev, info.st_ino)

@@ -31,25 +31,25 @@ class Notes:
     """The notes on one request.
 
     Attributes:
-        who: the identity that it is served as, if that took more than mapping each id.
+        caller: the identity that it is served as, if that took more than mapping each id.
         hidden: what was hidden from its caller.
         more: how many further objects were hidden.
     """
 
-    __slots__ = ("hidden", "more", "who")
+    __slots__ = ("caller", "hidden", "more")
 
     def __init__(self) -> None:
-        self.who: Caller | None = None
+        self.caller: Caller | None = None
         self.hidden: list[Hidden] = []
         self.more = 0
 
-    def add_hidden(self, view: View, who: Caller, name: bytes, attrs: Attrs, obj: Object | None = None) -> None:
-        """Note that the view's policy hides an object from `who`."""
+    def add_hidden(self, view: View, caller: Caller, name: bytes, attrs: Attrs, obj: Object | None = None) -> None:
+        """Note that the view's policy hides an object from `caller`."""
         if self._has_room(name, obj):
             policy = view.policy
-            verdicts = policy.cloak.judge(attrs.mode, attrs.uid, attrs.gid, who.uid, who.groups)
+            verdicts = policy.cloak.judge(attrs.mode, attrs.uid, attrs.gid, caller.uid, caller.groups)
             is_shown = view.shows_by_mapping or view.show(attrs) is not None
-            reason = reason_of(policy, who, attrs, verdicts, is_root=False, is_shown=is_shown)
+            reason = reason_of(policy, caller, attrs, verdicts, is_root=False, is_shown=is_shown)
             self.hidden.append(Hidden(name, obj, reason))
 
     def add_hidden_by_lower(self, mount: str, name: bytes, obj: Object | None = None) -> None:

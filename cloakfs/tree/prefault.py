@@ -184,23 +184,23 @@ class Prefaulter:
         self._locator.use_prefaulted(found.inodes)
         return bool(found.moved)
 
-    def prefault_name(self, who: Credentials, directory: int, name: bytes) -> None:
+    def prefault_name(self, credentials: Credentials, directory: int, name: bytes) -> None:
         """In a thread: have the kernel look up `name`, unless that leads to an excluded mount.
 
         Raises:
             OSError: for example, there is no such entry.
         """
-        if self._mounts.is_remote(calls.statx(who, directory, name)[1]):
-            fd = calls.find(who, directory, name)
+        if self._mounts.is_remote(calls.statx(credentials, directory, name)[1]):
+            fd = calls.find(credentials, directory, name)
             try:
-                self.fetch_attributes(who, fd)
+                self.fetch_attributes(credentials, fd)
             finally:
                 calls.close(fd)
 
-    def fetch_attributes(self, who: Credentials, fd: int) -> None:
+    def fetch_attributes(self, credentials: Credentials, fd: int) -> None:
         """In a thread: have the kernel fetch the attributes of what was found as `fd`.
 
         Nothing is done in the session loop, nor if the object is local, or on an excluded mount.
         """
         if not linux.in_main_thread() and self._mounts.is_remote(calls.statx_fd(fd)[1]):
-            calls.fstat_as(who, fd)
+            calls.fstat_as(credentials, fd)

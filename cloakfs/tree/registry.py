@@ -305,15 +305,15 @@ class Registry:
         self.drop_if_unused(obj)
         return obj
 
-    def moved_at_once(self, who: Credentials, parent: Object, name: bytes) -> Object | None:
+    def moved_at_once(self, credentials: Credentials, parent: Object, name: bytes) -> Object | None:
         """Record that what `name` in `parent` leads to was renamed to it, if its descriptor says that it is known.
 
-        `who` may search the directory.
+        `credentials` may search the directory.
 
         Raises:
             OSError: nothing has this name any more.
         """
-        info, _ = calls.statx(who, self._descriptors.fd(parent), name)
+        info, _ = calls.statx(credentials, self._descriptors.fd(parent), name)
         obj = self._descriptors.of_inode(info)
         if obj is None or obj.filesystem is not parent.filesystem:
             return None

@@ -43,7 +43,7 @@ class ViewIdentity:
     """The identity of one requested view: its label and its server ids, and how to find it in the user database."""
 
     label: str
-    who: Caller
+    caller: Caller
     by_user: bool
     user: str = ""
     of_range: bool = False
@@ -65,8 +65,8 @@ def user_identity(user: str) -> ViewIdentity:
             raise DatabaseError(f"view {user}: the user database fails to say whose it is ({exc.strerror})") from None
         raise ViewError(f"view {user}: no such user in the user database (UID:GID[:GID,GID…] needs none)") from None
     groups = frozenset(map(ServerId, userdatabase.getgrouplist(entry.pw_name, entry.pw_gid)))
-    who = Caller(ServerId(entry.pw_uid), ServerId(entry.pw_gid), groups)
-    return ViewIdentity(entry.pw_name, who, by_user=True, user=user)
+    caller = Caller(ServerId(entry.pw_uid), ServerId(entry.pw_gid), groups)
+    return ViewIdentity(entry.pw_name, caller, by_user=True, user=user)
 
 
 def resolve(item: ViewItem) -> ViewIdentity | Range:
@@ -167,7 +167,7 @@ class Views:
         if number > MAX_VIEWS:
             raise ViewError(f"more than {MAX_VIEWS} views on one mount")
         self._withdrawn.pop(number, None)
-        self._open(number, identity.label, self._view(self.policy, identity.who))
+        self._open(number, identity.label, self._view(self.policy, identity.caller))
         if identity.by_user:
             self._by_user[number] = identity
         return number
@@ -242,8 +242,8 @@ class Views:
                 identity = replace(await trio.to_thread.run_sync(user_identity, label), of_range=True)
             except ViewError:
                 return None
-            allowed = any(identity.who.uid in uids for uids in self._ranges)
-            view = self._view(self.policy, identity.who)
+            allowed = any(identity.caller.uid in uids for uids in self._ranges)
+            view = self._view(self.policy, identity.caller)
             if identity.label != label or not allowed or not view.admits(client_uid):
                 return None
             number = self._numbers.get(label)  # another request may have made it meanwhile
@@ -332,11 +332,11 @@ class Views:
                 log.warning("view %s: there is no such account any more: withdrawn", identity.label)
                 self._withdraw(number, identity, changed)
         elif before is not None:
-            self._give(before, now.who, changed)
+            self._give(before, now.caller, changed)
         elif number in self._withdrawn:
             log.warning("view %s: there is such an account again", identity.label)
             view = self._withdrawn.pop(number)
-            view.fixed = now.who
+            view.fixed = now.caller
             self._open(number, identity.label, view)
             changed()
 
@@ -344,7 +344,7 @@ class Views:
         """Whether what the database says of a user is about the one that the view was made for."""
         if self.top and found.label != before.label:
             return False
-        return not before.of_range or any(found.who.uid in uids for uids in self._ranges)
+        return not before.of_range or any(found.caller.uid in uids for uids in self._ranges)
 
     def _withdraw(self, number: int, identity: ViewIdentity, changed: Callable[[], None]) -> None:
         self._withdrawn[number] = self._views.pop(number)
@@ -354,7 +354,7 @@ class Views:
         changed()
 
     @staticmethod
-    def _give(view: View, who: Caller, changed: Callable[[], None]) -> None:
-        if view.fixed != who:
-            view.fixed = who
+    def _give(view: View, caller: Caller, changed: Callable[[], None]) -> None:
+        if view.fixed != caller:
+            view.fixed = caller
             changed()

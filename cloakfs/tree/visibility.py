@@ -150,9 +150,9 @@ class AccessPaths:
         return True
 
 
-def _accessible(fd: int, lacks: int, who: Caller, mode: int) -> bool:
+def _accessible(fd: int, lacks: int, caller: Caller, mode: int) -> bool:
     with calls.as_others():  # a plug-in calls this, and continues
-        return calls.access(credentials(who, lacks), fd, mode)
+        return calls.access(credentials(caller, lacks), fd, mode)
 
 
 def attrs_of(name: bytes, info: linux.Stat, fd: int, lacks: int = 0) -> Attrs:

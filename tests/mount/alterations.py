@@ -550,7 +550,7 @@ def race(
         if is_done or not {b"x", b"y"} & set(args) or (creates and not args[1] & os.O_CREAT):
             return call(*args, **kwargs)
         is_done = True
-        before = linux.credentials._thread.who
+        before = linux.credentials._thread.credentials
         result = call(*args, **kwargs) if first else None
         linux.act_as_daemon()
         change(tree)

@@ -93,7 +93,7 @@ def side(base: str, text: str) -> Side:
     options = parse_options(rest)[0]
     policy = load_policy(options.policy, options)
     items = [resolve(item) for item in options.views]
-    fixed = items[0].who if items and isinstance(items[0], ViewIdentity) else None
+    fixed = items[0].caller if items and isinstance(items[0], ViewIdentity) else None
     entrants = frozenset(options.view_access)
     return Side(f"rw,suid,{text}", View(policy, fixed, entrants, checked=words.default_permissions))
 

@@ -368,7 +368,7 @@ def test_a_database_that_fails_is_not_one_that_does_not_know_a_user(monkeypatch:
     monkeypatch.setattr(libc, "getpwnam_r", lambda *args: errno.ECONNREFUSED)
     with pytest.raises(DatabaseError, match="Connection refused"):
         user_identity("no-such-user-here")
-    assert user_identity("root").who.uid == 0
+    assert user_identity("root").caller.uid == 0
 
 
 def test_a_range_of_users_makes_views_on_first_access(

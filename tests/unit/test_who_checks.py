@@ -42,10 +42,10 @@ class Lower:
     def is_visible_to(self, who: Any, fd: int, info: Any) -> bool:
         raise NotImplementedError
 
-    def owner_of_new(self, who: Any, fd: int) -> tuple[ServerId, ServerId]:
+    def owner_of_new(self, credentials: Any, fd: int) -> tuple[ServerId, ServerId]:
         raise NotImplementedError
 
-    def query(self, who: Any, fd: int) -> bytes:
+    def query(self, credentials: Any, fd: int) -> bytes:
         raise NotImplementedError
 
 
