@@ -21,7 +21,7 @@ from cloakfs.fuse.detach import detach_dead
 from cloakfs.linux import mountinfo
 from cloakfs.messages import printable, shell_word
 from cloakfs.mount.daemon import serve
-from cloakfs.mount.reaper import Again
+from cloakfs.mount.reaper import RestartPlan
 from cloakfs.mount.settings import Settings
 from cloakfs.state.runtime import RUN_DIR, dead, mount_key
 
@@ -95,11 +95,11 @@ def mount(
     if mount_options.record:
         mount_options = replace(mount_options, record=os.path.abspath(mount_options.record))
     log_path = _log_path(mount_options.log) or os.path.join(RUN_DIR, f"{mount_key(source, mountpoint)}.log")
-    again = None
+    restart_plan = None
     if mount_options.restart and not foreground:  # in the foreground, the end is seen by the one who started it
         named = {"exports": exports, "client": client, "policy": policy, "groups": groups}
         command = _same_command(source, mountpoint, mount_options, named, views, debug=debug)
-        again = Again(command, working_directory(), log_path, mount_options.restarts)
+        restart_plan = RestartPlan(command, working_directory(), log_path, mount_options.restarts)
     settings = Settings(
         source,
         mountpoint,
@@ -107,7 +107,7 @@ def mount(
         mount_options,
         policy_dir=files.policy_dir(exports) if exports else working_directory(),
         reread=replace(reader, exports=exports).read if exports else None,
-        again=again,
+        restart_plan=restart_plan,
         log=None if foreground else log_path,
         supervised=foreground,
         tuning=tuning(),

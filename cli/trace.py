@@ -21,7 +21,7 @@ from rich.text import Text
 from cloakfs.messages import printable
 from cloakfs.state.client import DaemonError, traced
 from cloakfs.state.runtime import Mounted, mounted
-from cloakfs.tracerecords import OPERATIONS, Record, Wanted, described, ids
+from cloakfs.tracerecords import OPERATIONS, Record, TraceFilter, described, ids
 
 from .common import console, fail, note
 from .completion import a_mount_point
@@ -83,7 +83,7 @@ def trace(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: interrupted.append(number))
     patterns = tuple(_pattern(path, mountpoint, mount.target) for path in paths)
-    wanted = Wanted(tuple(map(_uid, users)), patterns, operations, errors, hidden)
+    wanted = TraceFilter(tuple(map(_uid, users)), patterns, operations, errors, hidden)
     found = _Summary()
     failure = None
     try:
@@ -135,7 +135,7 @@ def _pattern(path: str, mountpoint: str, target: str) -> str:
 
 
 def _records(
-    mount: Mounted, wanted: Wanted, count: float, seconds: float, interrupted: list[int]
+    mount: Mounted, wanted: TraceFilter, count: float, seconds: float, interrupted: list[int]
 ) -> Iterator[tuple[Record | None, int]]:
     """Yield records; in place of those that were dropped, None and their number.
 

@@ -21,7 +21,7 @@ OPERATIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TraceFilter:
     """Which records a tracer wants: those that meet all conditions.
 
     Attributes:

@@ -22,7 +22,7 @@ from pyfuse3 import (
 from .. import linux
 from ..fuse import compatibility
 from ..identity import ClientId, ServerId
-from ..linux import When
+from ..linux import SpecialTime
 from ..tree import calls
 from ..tree.actor import Actor
 from ..tree.request import SET_ID, Request
@@ -31,9 +31,9 @@ from .core import Core
 from .names import NameOperations
 from .operation import operation
 
-NOW, OMIT = When.NOW, When.OMIT
+NOW, OMIT = SpecialTime.NOW, SpecialTime.OMIT
 
-Time: TypeAlias = int | When
+Time: TypeAlias = int | SpecialTime
 """In nanoseconds since 1970; or the present, or as it is."""
 
 

@@ -34,7 +34,7 @@ from ..tree.notes import noting
 from ..tree.objects import ALL_VIEWERS, NO_VIEWER, ROOT, Descriptor, Object, Stale, dev_ino
 from ..tree.request import Request
 from ..tree.views import Views
-from ..tree.visibility import AT_ONCE, Far, Sight, Visibility, is_entry_visible
+from ..tree.visibility import AT_ONCE, TooManyAncestors, Visibility, VisibilityResult, is_entry_visible
 from ..tuning import STANDARD, Tuning
 from ..view import LowerMount, View
 from .callers import Callers
@@ -253,14 +253,16 @@ class Core(pyfuse3.Operations):
                     and self.cache.is_known_to(number, obj, viewer)
                     and is_entry_visible(view, who, obj.name, info, fd)
                 )
-                sight = Sight.VISIBLE if is_unchanged else self._check_visibility(view, who, obj, info, checked)
-            except Far:
+                result = (
+                    VisibilityResult.VISIBLE if is_unchanged else self._check_visibility(view, who, obj, info, checked)
+                )
+            except TooManyAncestors:
                 checked = await self._check_ancestors(obj, inode, ctx, checked, for_attributes=for_attributes)
                 return await self._enter(
                     inode, ctx, or_open=or_open, has_open=has_open, for_attributes=for_attributes, checked=checked
                 )
-            has_acl = False if sight is Sight.VISIBLE_WITHOUT_ACL else None
-            if sight is Sight.HIDDEN and not has_open and not (or_open and self.files.has_open(who, obj)):
+            has_acl = False if result is VisibilityResult.VISIBLE_WITHOUT_ACL else None
+            if result is VisibilityResult.HIDDEN and not has_open and not (or_open and self.files.has_open(who, obj)):
                 if obj is self.nodes.root:  # this mount's own policy does not hide it
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
                 self.visibility.note_hidden(view, who, obj)
@@ -286,11 +288,11 @@ class Core(pyfuse3.Operations):
 
     def _check_visibility(
         self, view: View, who: Actor, obj: Object, info: linux.Stat, checked: CheckedAncestors | None
-    ) -> Sight:
+    ) -> VisibilityResult:
         """Check visibility, with what `_check_ancestors` has found, if that still holds.
 
         Raises:
-            Far: there are too many directories above to check them at once.
+            TooManyAncestors: there are too many directories above to check them at once.
         """
         if checked is None or checked.view is not view or checked.uid != who.uid:
             return self.visibility.check(view, who, obj, info)
@@ -326,7 +328,7 @@ class Core(pyfuse3.Operations):
             try:
                 info = one.filesystem.stat(self.nodes.fd(one))
                 checked.known[one] = self.visibility.is_visible(view, who, one, info, checked.known)
-            except Far:
+            except TooManyAncestors:
                 break  # these are not the directories above any more
         return checked
 

@@ -24,7 +24,7 @@ from ..tree.nodes import Nodes
 from ..tree.objects import Object, Stale
 from ..tree.positions import END
 from ..tree.request import Request
-from ..tree.visibility import Far, Sight, is_entry_visible
+from ..tree.visibility import TooManyAncestors, VisibilityResult, is_entry_visible
 from .core import CheckedAncestors
 from .handles import Entry, OpenDirectory
 from .names import NameOperations
@@ -310,8 +310,8 @@ class DirectoryOperations(NameOperations):
             self.cache.note_viewer(number, obj, viewer)
         info = obj.filesystem.stat(fh)
         try:
-            is_hidden = view.hides and self._check_visibility(view, who, obj, info, checked) is Sight.HIDDEN
-        except Far:
+            is_hidden = view.hides and self._check_visibility(view, who, obj, info, checked) is VisibilityResult.HIDDEN
+        except TooManyAncestors:
             checked = await self._check_ancestors(obj, self._nodeid(directory), ctx, checked)
             return await self._report(fh, directory, reply, ctx, checked)
         if (

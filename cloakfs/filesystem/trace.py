@@ -23,7 +23,7 @@ from ..identity import ClientId
 from ..linux import process
 from ..messages import UserError
 from ..stacking.upper import UPPER
-from ..tracerecords import Record, Wanted
+from ..tracerecords import Record, TraceFilter
 from ..tree.nodes import Nodes
 from ..tree.notes import Hidden, Notes, noting
 from ..tree.objects import Object
@@ -399,7 +399,7 @@ class Tracer:
         most: how many bytes of records are held until they are fetched; further records are dropped and counted.
     """
 
-    def __init__(self, wanted: Wanted, most: int) -> None:
+    def __init__(self, wanted: TraceFilter, most: int) -> None:
         self.wanted = wanted
         self._most = most
         self._records: deque[bytes] = deque()
@@ -442,7 +442,7 @@ class Tracers:
         self._tracers: set[Tracer] = set()
 
     @contextlib.contextmanager
-    def attach(self, wanted: Wanted) -> Iterator[Tracer]:
+    def attach(self, wanted: TraceFilter) -> Iterator[Tracer]:
         """Add a tracer, until the context ends.
 
         Raises:

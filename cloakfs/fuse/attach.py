@@ -63,8 +63,8 @@ class MountOptions:
     Attributes:
         flags: the flags for mount(2); without `suid` and `dev`, set-id bits and devices have no effect.
         default_permissions: let the kernel check the shown mode bits as well.
-        export: how a server will export the mount. The kernel's server implies default_permissions; for nfs-ganesha,
-            the mount gets an identity that outlives it.
+        export_mode: how a server will export the mount. The kernel's server implies default_permissions; for
+            nfs-ganesha, the mount gets an identity that outlives it.
         xattrs: support extended attributes; False with `noxattr`, unless `knfsd` needs ACLs.
         record: the file that gets a line for each READ.
         dev_refused: `dev` was given without `default_permissions`, and is not in `flags`.
@@ -80,7 +80,7 @@ class MountOptions:
 
     flags: int
     default_permissions: bool
-    export: ExportMode = LOCAL
+    export_mode: ExportMode = LOCAL
     xattrs: bool = True
     record: str | None = None
     dev_refused: bool = False
@@ -278,7 +278,7 @@ class Attached:
             )
 
 
-def attach(source: str, target: str, words: MountOptions, *, read_only: bool, image: str) -> Attached:
+def attach(source: str, target: str, mount_options: MountOptions, *, read_only: bool, image: str) -> Attached:
     """Mount a new FUSE session on `target`.
 
     Without `allow_other`, the kernel refuses every process with a real, effective or saved id that is not root's. This
@@ -288,9 +288,9 @@ def attach(source: str, target: str, words: MountOptions, *, read_only: bool, im
     Args:
         source: the source that the mount table shows.
         target: the mount point.
-        words: the options of mount(8).
+        mount_options: the options of mount(8).
         read_only: refuse changes.
-        image: the file of the block device that identifies the mount, if `words` demand one.
+        image: the file of the block device that identifies the mount, if `mount_options` demand one.
 
     Raises:
         MountError: there is no /dev/fuse, or the kernel refused the mount.
@@ -301,19 +301,19 @@ def attach(source: str, target: str, words: MountOptions, *, read_only: bool, im
         raise MountError(f"/dev/fuse: {exc.strerror}; is the fuse module loaded? (modprobe fuse)") from exc
     mode = stat.S_IFMT(ownfiles.stat(target).st_mode)
     data = f"fd={session},rootmode={mode:o},user_id=0,group_id=0"
-    if not words.export.is_exported:
+    if not mount_options.export_mode.is_exported:
         data += ",allow_other"
-    if words.default_permissions:
+    if mount_options.default_permissions:
         data += ",default_permissions"
     # Where the kernel's server may grant delegations, the daemon has them recalled by an open for writing that gets as
     # far as its refusal (`filesystem.recall`). The mount alone is read-only then; the file system is not.
-    keeps_writable = read_only and words.export.knfsd and linux.may_lease()
-    flags = words.flags | linux.MS_POSIXACL | (linux.MS_RDONLY if read_only and not keeps_writable else 0)
-    device = _identity(image) if words.export.ganesha else None
+    keeps_writable = read_only and mount_options.export_mode.knfsd and linux.may_lease()
+    flags = mount_options.flags | linux.MS_POSIXACL | (linux.MS_RDONLY if read_only and not keeps_writable else 0)
+    device = _identity(image) if mount_options.export_mode.ganesha else None
     before = mountinfo.by_id()
     try:
         if device is None:
-            linux.mount(words.fsname or source, target, KINDS[0], flags, data)
+            linux.mount(mount_options.fsname or source, target, KINDS[0], flags, data)
         else:
             linux.mount(device[0], target, KINDS[1], flags, data)
     except OSError as exc:
@@ -324,7 +324,7 @@ def attach(source: str, target: str, words: MountOptions, *, read_only: bool, im
             os.close(device[1])
     number, place = _top(target)
     if keeps_writable and number not in before:
-        linux.mount("none", target, "", words.flags | linux.MS_RDONLY | linux.MS_REMOUNT | linux.MS_BIND, "")
+        linux.mount("none", target, "", mount_options.flags | linux.MS_RDONLY | linux.MS_REMOUNT | linux.MS_BIND, "")
     if place is None or number in before or place.kind not in KINDS:
         os.close(session)
         raise MountError(

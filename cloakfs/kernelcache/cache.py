@@ -47,7 +47,7 @@ class KernelCache:
         nodes: the objects.
         views: the views that the mount offers.
         access_paths: is informed of directories that change.
-        terms: what the rules about timeouts depend on.
+        traits: what the rules about timeouts depend on.
         counters: count how many replies may be cached.
         on_attributes, on_change: are called when an object may have changed behind the mount (`Invalidation`).
         tuning: times and bounds.
@@ -69,21 +69,21 @@ class KernelCache:
         nodes: Nodes,
         views: Views,
         access_paths: AccessPaths,
-        terms: MountTraits,
+        traits: MountTraits,
         counters: Counters | None = None,
         *,
         on_attributes: Callable[[Object | None], None] = lambda _: None,
         on_change: Callable[[Object | None], None] = lambda _: None,
         tuning: Tuning = STANDARD,
     ) -> None:
-        mode = terms.mode
-        self._nodes, self._views, self._terms = nodes, views, terms
+        mode = traits.mode
+        self._nodes, self._views, self._traits = nodes, views, traits
         self._watch: Watch | None = None
         self.subtree_check = mode.subtree_check
         self.invalidation = invalidation = Invalidation(nodes, access_paths, mode, tuning)
         invalidation.on_attributes, invalidation.on_change = on_attributes, on_change
         self._audiences = audiences = Audiences(nodes, invalidation, mode)
-        self._timeouts = timeouts = Timeouts(nodes, invalidation, audiences, terms, counters or Counters())
+        self._timeouts = timeouts = Timeouts(nodes, invalidation, audiences, traits, counters or Counters())
         self.complete_directories = complete_directories = CompleteDirectories(nodes, invalidation, audiences, timeouts)
         self._changes = changes = Changes(
             nodes, views, access_paths, invalidation, audiences, timeouts, complete_directories
@@ -184,4 +184,4 @@ class KernelCache:
         """Return what the kernel may cache at present, for `cloakfs status`."""
         filesystems = self._nodes.mounts.filesystems
         tree = [tree_mount(mounted, filesystems) for mounted in filesystems]
-        return facts(self._terms, self._views.any(), tree)
+        return facts(self._traits, self._views.any(), tree)

@@ -117,7 +117,7 @@ def tree_mount(mounted: FilesystemTraits, filesystems: Sequence[FilesystemTraits
 class CacheCase(NamedTuple):
     """What the table is evaluated for: a view of a mount, on a file system of the tree."""
 
-    terms: MountTraits
+    traits: MountTraits
     view: View
     mounted: TreeMount
 
@@ -125,7 +125,7 @@ class CacheCase(NamedTuple):
 # -- the columns of the table ----------------------------------------------------------------------
 
 
-class What(Enum):
+class CacheKind(Enum):
     """What the kernel may cache. The values are what users read."""
 
     NAMES = "names"
@@ -137,7 +137,7 @@ class What(Enum):
     XATTRS = "extended attributes"
 
 
-class Of(Enum):
+class CacheScope(Enum):
     """Of which objects. Under which row an object falls is found out for each answer.
 
     Attributes:
@@ -159,7 +159,7 @@ class Of(Enum):
     ELSE = "else"
 
 
-class Why(NamedTuple):
+class CacheLimit(NamedTuple):
     """What keeps it from being longer, or from holding for all objects ("" if nothing does).
 
     `hint` says which options would change that ("" if there are none).
@@ -180,11 +180,11 @@ class Rule(NamedTuple):
         why: why not for longer.
     """
 
-    what: What
-    of: Of
+    what: CacheKind
+    of: CacheScope
     when: Callable[[CacheCase], bool]
     seconds: Callable[[CacheCase], float | None]
-    why: Callable[[CacheCase], Why]
+    why: Callable[[CacheCase], CacheLimit]
 
 
 # -- for how long ----------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def _lasting(case: CacheCase) -> float:
 
 
 def _briefly(case: CacheCase) -> float:
-    return 0.0 if case.terms.mode.knfsd or case.terms.mode.no_client_cache else BRIEF_SECONDS
+    return 0.0 if case.traits.mode.knfsd or case.traits.mode.no_client_cache else BRIEF_SECONDS
 
 
 def _negative_seconds(case: CacheCase) -> float:
@@ -212,7 +212,7 @@ def _negative_seconds(case: CacheCase) -> float:
 
 def _with_attributes(case: CacheCase) -> float:
     """ACLs: for as long as any attributes, but those of the top."""
-    attributes = (rule for rule in _holding(case, What.ATTRIBUTES) if rule.of is not Of.TOP)
+    attributes = (rule for rule in _holding(case, CacheKind.ATTRIBUTES) if rule.of is not CacheScope.TOP)
     longest = max(rule.seconds(case) or 0.0 for rule in attributes)
     return longest if longest > BRIEF_SECONDS else 0.0
 
@@ -226,16 +226,16 @@ def _always(_: CacheCase) -> bool:
 
 def _fixed(case: CacheCase) -> bool:
     """Whether what the identity of a fixed view is shown changes only with the tree."""
-    return case.terms.fixed and case.view.is_steady
+    return case.traits.fixed and case.view.is_steady
 
 
 def _unsteady(case: CacheCase) -> bool:
     """Whether what the identity of a fixed view is shown may change at any time."""
-    return case.terms.fixed and not case.view.is_steady
+    return case.traits.fixed and not case.view.is_steady
 
 
 def _per_caller(case: CacheCase) -> bool:
-    return not case.terms.fixed
+    return not case.traits.fixed
 
 
 def _by_cloak(case: CacheCase) -> bool:
@@ -263,45 +263,45 @@ def _for_all(case: CacheCase) -> bool:
 
 def _for_one(case: CacheCase) -> bool:
     """Whether each request about an object that only one caller knows of comes from this caller."""
-    mode = case.terms.mode
+    mode = case.traits.mode
     return _by_cloak(case) and (mode.subtree_check or not mode.passes_handles) and case.mounted.watched
 
 
 def _complete(case: CacheCase) -> bool:
     """Whether a listing may prove that nothing in a directory is hidden from its only reader."""
-    return _by_cloak(case) and not case.terms.mode.knfsd and case.mounted.watched
+    return _by_cloak(case) and not case.traits.mode.knfsd and case.mounted.watched
 
 
 def _lists(case: CacheCase) -> bool:
-    return _complete(case) and case.terms.keeps_listings and not case.terms.mode.no_client_cache
+    return _complete(case) and case.traits.keeps_listings and not case.traits.mode.no_client_cache
 
 
 def _shown_alike(case: CacheCase) -> bool:
     """Whether all callers can be shown the same owner. (The kernel's server has each shown its own id.)"""
-    return not case.terms.mode.passes_handles or (case.view.forwards_by_mapping and case.view.shows_by_mapping)
+    return not case.traits.mode.passes_handles or (case.view.forwards_by_mapping and case.view.shows_by_mapping)
 
 
 def _guarded(case: CacheCase) -> bool:
     """Whether the daemon alone keeps other callers out of a fixed view, at the first level of names."""
-    return case.terms.fixed and not (case.terms.several or case.terms.mode.gated)
+    return case.traits.fixed and not (case.traits.several or case.traits.mode.gated)
 
 
 def _by_handle(case: CacheCase) -> bool:
     """Whether other callers may enter a fixed view by handle, so that each needs a request."""
-    return case.terms.fixed and case.terms.mode.knfsd and not case.terms.mode.subtree_check
+    return case.traits.fixed and case.traits.mode.knfsd and not case.traits.mode.subtree_check
 
 
 def _guarded_top(case: CacheCase) -> bool:
     """Whether each caller that reads the attributes of the top of a fixed view needs a request."""
-    mode = case.terms.mode
-    return case.terms.fixed and not mode.gated if mode.knfsd else _guarded(case)
+    mode = case.traits.mode
+    return case.traits.fixed and not mode.gated if mode.knfsd else _guarded(case)
 
 
 def _top_alone(case: CacheCase) -> bool:
     """Whether nothing but the top is known to be shown to all alike."""
-    if case.view.lower is not None or case.terms.mode.no_client_cache:
+    if case.view.lower is not None or case.traits.mode.no_client_cache:
         return False
-    if case.terms.fixed:
+    if case.traits.fixed:
         return _unsteady(case) and not _guarded_top(case) and not _by_handle(case)
     return _shown_alike(case) and not _for_all(case)
 
@@ -309,48 +309,48 @@ def _top_alone(case: CacheCase) -> bool:
 # -- why not for longer ----------------------------------------------------------------------------
 
 
-def _because(reason: str, hint: str = "") -> Callable[[CacheCase], Why]:
-    return lambda _: Why(reason, hint)
+def _because(reason: str, hint: str = "") -> Callable[[CacheCase], CacheLimit]:
+    return lambda _: CacheLimit(reason, hint)
 
 
-def _unreported(case: CacheCase) -> Why:
+def _unreported(case: CacheCase) -> CacheLimit:
     """Why changes on the file system go unnoticed for a moment."""
     if case.mounted.watched:
-        return Why()
+        return CacheLimit()
     if not case.mounted.watched_above:
-        return Why("changes on a file system above are not reported")
+        return CacheLimit("changes on a file system above are not reported")
     is_overlay = case.mounted.kind == "overlay"
     hint = "mount the overlay with nfs_export=on,index=on" if is_overlay else ""
-    return Why(f"changes on {case.mounted.kind} are not reported", hint)
+    return CacheLimit(f"changes on {case.mounted.kind} are not reported", hint)
 
 
-def _unnamed(case: CacheCase) -> Why:
+def _unnamed(case: CacheCase) -> CacheLimit:
     if case.mounted.watched:
-        return Why("a change made by file handle need not report the name")
+        return CacheLimit("a change made by file handle need not report the name")
     return _unreported(case)
 
 
-_LOWER_MOUNT = Why("the lower mount reports no changes")
-_BY_MORE = Why("who sees what does not follow from ids and modes alone")
+_LOWER_MOUNT = CacheLimit("the lower mount reports no changes")
+_BY_MORE = CacheLimit("who sees what does not follow from ids and modes alone")
 
 
-def _may_change(case: CacheCase) -> Why:
+def _may_change(case: CacheCase) -> CacheLimit:
     if case.view.lower is not None:
         return _LOWER_MOUNT
     if not case.view.policy.is_plugin:
         return _BY_MORE
-    return Why("the plug-in may change its mind at any time")
+    return CacheLimit("the plug-in may change its mind at any time")
 
 
-def _enters(case: CacheCase) -> Why:
+def _enters(case: CacheCase) -> CacheLimit:
     if case.view.entrants:
-        return Why("view_access lets others enter, too", "default_permissions without view_access")
-    return Why("the daemon checks there who may enter", "default_permissions")
+        return CacheLimit("view_access lets others enter, too", "default_permissions without view_access")
+    return CacheLimit("the daemon checks there who may enter", "default_permissions")
 
 
-def _enters_by_handle(case: CacheCase) -> Why:
-    if case.terms.mode.knfsd:
-        return Why("the daemon checks there each time whose handle it is")
+def _enters_by_handle(case: CacheCase) -> CacheLimit:
+    if case.traits.mode.knfsd:
+        return CacheLimit("the daemon checks there each time whose handle it is")
     return _enters(case)
 
 
@@ -358,47 +358,47 @@ def _views(case: CacheCase) -> str:
     return "a view for each user with views=" if case.view.is_steady else ""
 
 
-def _differs(case: CacheCase) -> Why:
+def _differs(case: CacheCase) -> CacheLimit:
     """Why callers may be shown different things in a caller view."""
-    mode = case.terms.mode
+    mode = case.traits.mode
     if case.view.lower is not None:
         return _LOWER_MOUNT
     if not _tells_what_all_see(case):
         if not case.view.policy.is_plugin:
             return _BY_MORE
-        return Why("the plug-in does not say what it shows to all", "give it a method same_for_all")
+        return CacheLimit("the plug-in does not say what it shows to all", "give it a method same_for_all")
     if not _posix(case):
         decider = "a file system above" if case.mounted.has_posix_rules else case.mounted.kind
-        return Why(f"{decider} may grant access by rules of its own", _views(case))
+        return CacheLimit(f"{decider} may grant access by rules of its own", _views(case))
     if mode.knfsd and mode.all_squash:
-        return Why("what depends on groups is asked for each time")
+        return CacheLimit("what depends on groups is asked for each time")
     if mode.knfsd and mode.subtree_check:
-        return Why("other callers may get to know it, or it depends on groups")
+        return CacheLimit("other callers may get to know it, or it depends on groups")
     if mode.knfsd:
         hint = "subtree_check, or all_squash without range_map" if _by_cloak(case) else ""
-        return Why("a client may send one user's handle for another", hint)
-    return Why("the kernel would give every caller the same answer", _views(case))
+        return CacheLimit("a client may send one user's handle for another", hint)
+    return CacheLimit("the kernel would give every caller the same answer", _views(case))
 
 
-def _may_be_hidden(case: CacheCase) -> Why:
+def _may_be_hidden(case: CacheCase) -> CacheLimit:
     if case.view.hides and case.view.lower is None:
-        return Why("the time of an answer must not tell hidden from absent names", _views(case))
+        return CacheLimit("the time of an answer must not tell hidden from absent names", _views(case))
     return _differs(case)
 
 
-def _checked(case: CacheCase) -> Why:
+def _checked(case: CacheCase) -> CacheLimit:
     """Why listings need requests."""
-    if _complete(case) and not case.terms.keeps_listings:
-        return Why("pyfuse3 has no way to allow it", "the patches in contrib/pyfuse3")
-    return Why("the daemon checks each time who sees what")
+    if _complete(case) and not case.traits.keeps_listings:
+        return CacheLimit("pyfuse3 has no way to allow it", "the patches in contrib/pyfuse3")
+    return CacheLimit("the daemon checks each time who sees what")
 
 
-def _may_not_show(case: CacheCase) -> Why:
-    return Why(f"{case.mounted.kind} need not show every change in the times of a file")
+def _may_not_show(case: CacheCase) -> CacheLimit:
+    return CacheLimit(f"{case.mounted.kind} need not show every change in the times of a file")
 
 
-def _no_need(case: CacheCase) -> Why:
-    return Why("FUSE caches none", "" if case.terms.mode.knfsd else "noxattr, if nobody needs any")
+def _no_need(case: CacheCase) -> CacheLimit:
+    return CacheLimit("FUSE caches none", "" if case.traits.mode.knfsd else "noxattr, if nobody needs any")
 
 
 _JUST_NOW = _because("each answer shows a directory as changed just now", "mount without no_client_cache")
@@ -411,97 +411,121 @@ _LONGEST = _because("")
 
 RULES: tuple[Rule, ...] = (
     # In a fixed view.
-    Rule(What.NAMES, Of.ALL, _fixed, _lasting, _unreported),
+    Rule(CacheKind.NAMES, CacheScope.ALL, _fixed, _lasting, _unreported),
     Rule(
-        What.NAMES,
-        Of.VIEWS,
-        lambda case: _fixed(case) and case.terms.several,
+        CacheKind.NAMES,
+        CacheScope.VIEWS,
+        lambda case: _fixed(case) and case.traits.several,
         _never,
         _because("the daemon checks each time who may enter"),
     ),
-    Rule(What.NAMES, Of.TOP, lambda case: _fixed(case) and _guarded(case), _never, _enters),
-    Rule(What.NAMES, Of.ELSE, _unsteady, _never, _may_change),
-    Rule(What.ATTRIBUTES, Of.ALL, lambda case: _fixed(case) and _by_handle(case), _never, _NFS_HANDLES),
+    Rule(CacheKind.NAMES, CacheScope.TOP, lambda case: _fixed(case) and _guarded(case), _never, _enters),
+    Rule(CacheKind.NAMES, CacheScope.ELSE, _unsteady, _never, _may_change),
+    Rule(CacheKind.ATTRIBUTES, CacheScope.ALL, lambda case: _fixed(case) and _by_handle(case), _never, _NFS_HANDLES),
     Rule(
-        What.ATTRIBUTES,
-        Of.TOP,
+        CacheKind.ATTRIBUTES,
+        CacheScope.TOP,
         lambda case: _fixed(case) and _guarded_top(case) and not _by_handle(case),
         _never,
         _enters_by_handle,
     ),
-    Rule(What.ATTRIBUTES, Of.TOP, lambda case: _unsteady(case) and _top_alone(case), _lasting, _unreported),
-    Rule(What.ATTRIBUTES, Of.ALL, _fixed, _lasting, _unreported),
-    Rule(What.ATTRIBUTES, Of.ELSE, _unsteady, _briefly, _may_change),
-    Rule(What.ABSENT, Of.ALL, _fixed, _negative_seconds, _unnamed),
-    Rule(What.ABSENT, Of.TOP, lambda case: _fixed(case) and _guarded(case), _never, _enters),
-    Rule(What.ABSENT, Of.ELSE, _unsteady, _never, _may_change),
-    # In a view for each caller.
-    Rule(What.NAMES, Of.ALL, _for_all, _lasting, _unreported),
-    Rule(What.NAMES, Of.ONE, lambda case: _for_one(case) and case.mounted.has_posix_rules, _lasting, _LONGEST),
-    Rule(What.NAMES, Of.ELSE, _per_caller, _never, _differs),
-    Rule(What.ATTRIBUTES, Of.TOP, lambda case: _per_caller(case) and _top_alone(case), _lasting, _unreported),
-    Rule(What.ATTRIBUTES, Of.ALL, lambda case: _for_all(case) and _shown_alike(case), _lasting, _unreported),
-    Rule(What.ATTRIBUTES, Of.ONE, _for_one, _lasting, _LONGEST),
-    Rule(What.ATTRIBUTES, Of.ELSE, _per_caller, _briefly, _differs),
     Rule(
-        What.ABSENT,
-        Of.COMPLETE,
+        CacheKind.ATTRIBUTES, CacheScope.TOP, lambda case: _unsteady(case) and _top_alone(case), _lasting, _unreported
+    ),
+    Rule(CacheKind.ATTRIBUTES, CacheScope.ALL, _fixed, _lasting, _unreported),
+    Rule(CacheKind.ATTRIBUTES, CacheScope.ELSE, _unsteady, _briefly, _may_change),
+    Rule(CacheKind.ABSENT, CacheScope.ALL, _fixed, _negative_seconds, _unnamed),
+    Rule(CacheKind.ABSENT, CacheScope.TOP, lambda case: _fixed(case) and _guarded(case), _never, _enters),
+    Rule(CacheKind.ABSENT, CacheScope.ELSE, _unsteady, _never, _may_change),
+    # In a view for each caller.
+    Rule(CacheKind.NAMES, CacheScope.ALL, _for_all, _lasting, _unreported),
+    Rule(
+        CacheKind.NAMES,
+        CacheScope.ONE,
+        lambda case: _for_one(case) and case.mounted.has_posix_rules,
+        _lasting,
+        _LONGEST,
+    ),
+    Rule(CacheKind.NAMES, CacheScope.ELSE, _per_caller, _never, _differs),
+    Rule(
+        CacheKind.ATTRIBUTES, CacheScope.TOP, lambda case: _per_caller(case) and _top_alone(case), _lasting, _unreported
+    ),
+    Rule(
+        CacheKind.ATTRIBUTES, CacheScope.ALL, lambda case: _for_all(case) and _shown_alike(case), _lasting, _unreported
+    ),
+    Rule(CacheKind.ATTRIBUTES, CacheScope.ONE, _for_one, _lasting, _LONGEST),
+    Rule(CacheKind.ATTRIBUTES, CacheScope.ELSE, _per_caller, _briefly, _differs),
+    Rule(
+        CacheKind.ABSENT,
+        CacheScope.COMPLETE,
         lambda case: _complete(case) and case.mounted.has_posix_rules,
         _negative_seconds,
         _unnamed,
     ),
-    Rule(What.ABSENT, Of.ALL, lambda case: _for_all(case) and not case.view.hides, _negative_seconds, _unnamed),
     Rule(
-        What.ABSENT,
-        Of.TOP,
+        CacheKind.ABSENT,
+        CacheScope.ALL,
+        lambda case: _for_all(case) and not case.view.hides,
+        _negative_seconds,
+        _unnamed,
+    ),
+    Rule(
+        CacheKind.ABSENT,
+        CacheScope.TOP,
         lambda case: _per_caller(case) and _posix(case) and not _tells_what_all_see(case) and not case.view.hides,
         _negative_seconds,
         _unnamed,
     ),
-    Rule(What.ABSENT, Of.ELSE, _per_caller, _never, _may_be_hidden),
+    Rule(CacheKind.ABSENT, CacheScope.ELSE, _per_caller, _never, _may_be_hidden),
     # In either.
     Rule(
-        What.ATTRIBUTES,
-        Of.DIRECTORIES,
-        lambda case: case.terms.mode.no_client_cache and not (_unsteady(case) or _by_handle(case)),
+        CacheKind.ATTRIBUTES,
+        CacheScope.DIRECTORIES,
+        lambda case: case.traits.mode.no_client_cache and not (_unsteady(case) or _by_handle(case)),
         _never,
         _JUST_NOW,
     ),
     Rule(
-        What.CONTENT,
-        Of.ALL,
-        lambda case: case.mounted.has_posix_rules and not case.terms.mode.ganesha,
+        CacheKind.CONTENT,
+        CacheScope.ALL,
+        lambda case: case.mounted.has_posix_rules and not case.traits.mode.ganesha,
         _no_limit,
         _LONGEST,
     ),
-    Rule(What.CONTENT, Of.ELSE, lambda case: case.terms.mode.ganesha, _never, _KEPT_OPEN),
-    Rule(What.CONTENT, Of.ELSE, lambda case: not case.mounted.has_posix_rules, _never, _may_not_show),
-    Rule(What.LISTINGS, Of.COMPLETE, _lists, _no_limit, _LONGEST),
-    Rule(What.LISTINGS, Of.ELSE, lambda case: case.terms.mode.no_client_cache, _never, _JUST_NOW),
-    Rule(What.LISTINGS, Of.ELSE, _always, _never, _checked),
-    Rule(What.ACLS, Of.ALL, lambda case: case.terms.acls and _with_attributes(case) > 0, _with_attributes, _LONGEST),
+    Rule(CacheKind.CONTENT, CacheScope.ELSE, lambda case: case.traits.mode.ganesha, _never, _KEPT_OPEN),
+    Rule(CacheKind.CONTENT, CacheScope.ELSE, lambda case: not case.mounted.has_posix_rules, _never, _may_not_show),
+    Rule(CacheKind.LISTINGS, CacheScope.COMPLETE, _lists, _no_limit, _LONGEST),
+    Rule(CacheKind.LISTINGS, CacheScope.ELSE, lambda case: case.traits.mode.no_client_cache, _never, _JUST_NOW),
+    Rule(CacheKind.LISTINGS, CacheScope.ELSE, _always, _never, _checked),
     Rule(
-        What.ACLS,
-        Of.ELSE,
-        lambda case: case.terms.acls and not _with_attributes(case),
+        CacheKind.ACLS,
+        CacheScope.ALL,
+        lambda case: case.traits.acls and _with_attributes(case) > 0,
+        _with_attributes,
+        _LONGEST,
+    ),
+    Rule(
+        CacheKind.ACLS,
+        CacheScope.ELSE,
+        lambda case: case.traits.acls and not _with_attributes(case),
         _never,
         _because("the kernel drops them with the attributes"),
     ),
     Rule(
-        What.XATTRS,
-        Of.ALL,
-        lambda case: not case.terms.xattrs,
+        CacheKind.XATTRS,
+        CacheScope.ALL,
+        lambda case: not case.traits.xattrs,
         _no_limit,
         _because("there are none (noxattr), and the kernel requests none"),
     ),
-    Rule(What.XATTRS, Of.ELSE, lambda case: case.terms.xattrs, _never, _no_need),
+    Rule(CacheKind.XATTRS, CacheScope.ELSE, lambda case: case.traits.xattrs, _never, _no_need),
 )
 """What is cached of which objects, in the order in which `cloakfs status` prints it."""
 
 
-def _holding(case: CacheCase, what: What) -> list[Rule]:
+def _holding(case: CacheCase, what: CacheKind) -> list[Rule]:
     """Return the rows about this that count in a case, in the order of the table."""
-    found: dict[Of, Rule] = {}
+    found: dict[CacheScope, Rule] = {}
     for rule in RULES:
         if rule.what is what and rule.of not in found and rule.when(case):
             found[rule.of] = rule
@@ -517,10 +541,10 @@ class RuleTimeouts(NamedTuple):
     Attributes:
         lasting: the longest that may be, on this file system.
         briefly: attributes of anything else.
-        names, names_for_one, names_at_top: names of what the rows `Of.ALL`, `Of.ONE` and `Of.TOP` are about.
+        names, names_for_one, names_at_top: names of what the rows `ALL`, `ONE` and `TOP` are about.
         attributes, attributes_for_one, attributes_of_top: attributes of what these rows are about.
         of_directories: whether attributes of directories may be cached at all.
-        negative, negative_at_top, negative_if_complete: absent names; of the rows `Of.ALL`, `Of.TOP` and `Of.COMPLETE`.
+        negative, negative_at_top, negative_if_complete: absent names; of the rows `ALL`, `TOP` and `COMPLETE`.
         listings: whether entries of complete directories may be cached.
         content: whether pages may, of files that are the same when they are opened again.
     """
@@ -543,26 +567,26 @@ class RuleTimeouts(NamedTuple):
 
 def evaluate(case: CacheCase) -> RuleTimeouts:
     """Return what the table says in a case."""
-    rows = {what: {rule.of: rule.seconds(case) for rule in _holding(case, what)} for what in What}
+    rows = {what: {rule.of: rule.seconds(case) for rule in _holding(case, what)} for what in CacheKind}
 
-    def of(what: What, *which: Of) -> float:
+    def of(what: CacheKind, *which: CacheScope) -> float:
         return next((rows[what][one] or 0.0 for one in which if one in rows[what]), 0.0)
 
     return RuleTimeouts(
         lasting=_lasting(case),
         briefly=_briefly(case),
-        names=of(What.NAMES, Of.ALL),
-        names_for_one=of(What.NAMES, Of.ONE),
-        names_at_top=of(What.NAMES, Of.TOP, Of.ALL),
-        attributes=of(What.ATTRIBUTES, Of.ALL),
-        attributes_for_one=of(What.ATTRIBUTES, Of.ONE),
-        attributes_of_top=of(What.ATTRIBUTES, Of.TOP, Of.ALL),
-        of_directories=Of.DIRECTORIES not in rows[What.ATTRIBUTES],
-        negative=of(What.ABSENT, Of.ALL),
-        negative_at_top=of(What.ABSENT, Of.TOP, Of.ALL),
-        negative_if_complete=of(What.ABSENT, Of.COMPLETE),
-        listings=Of.COMPLETE in rows[What.LISTINGS],
-        content=Of.ALL in rows[What.CONTENT],
+        names=of(CacheKind.NAMES, CacheScope.ALL),
+        names_for_one=of(CacheKind.NAMES, CacheScope.ONE),
+        names_at_top=of(CacheKind.NAMES, CacheScope.TOP, CacheScope.ALL),
+        attributes=of(CacheKind.ATTRIBUTES, CacheScope.ALL),
+        attributes_for_one=of(CacheKind.ATTRIBUTES, CacheScope.ONE),
+        attributes_of_top=of(CacheKind.ATTRIBUTES, CacheScope.TOP, CacheScope.ALL),
+        of_directories=CacheScope.DIRECTORIES not in rows[CacheKind.ATTRIBUTES],
+        negative=of(CacheKind.ABSENT, CacheScope.ALL),
+        negative_at_top=of(CacheKind.ABSENT, CacheScope.TOP, CacheScope.ALL),
+        negative_if_complete=of(CacheKind.ABSENT, CacheScope.COMPLETE),
+        listings=CacheScope.COMPLETE in rows[CacheKind.LISTINGS],
+        content=CacheScope.ALL in rows[CacheKind.CONTENT],
     )
 
 
@@ -594,66 +618,66 @@ class Fact:
 _ONE = "in directories known to one caller only"
 _COMPLETE = f"{_ONE}, and that show all their entries to it"
 
-_WORDS: Mapping[tuple[What, Of], str] = {
-    (What.NAMES, Of.ONE): _ONE,
-    (What.NAMES, Of.TOP): "at the top",
-    (What.NAMES, Of.VIEWS): "of views (@NAME)",
-    (What.ATTRIBUTES, Of.ONE): "of what is known to one caller only",
-    (What.ATTRIBUTES, Of.TOP): "of the top",
-    (What.ATTRIBUTES, Of.DIRECTORIES): "of directories",
-    (What.ABSENT, Of.COMPLETE): _COMPLETE,
-    (What.ABSENT, Of.TOP): "at the top",
-    (What.CONTENT, Of.ALL): "of files that are the same when they are opened again",
-    (What.LISTINGS, Of.COMPLETE): _COMPLETE,
-    (What.ACLS, Of.ALL): "of objects whose attributes are cached",
+_WORDS: Mapping[tuple[CacheKind, CacheScope], str] = {
+    (CacheKind.NAMES, CacheScope.ONE): _ONE,
+    (CacheKind.NAMES, CacheScope.TOP): "at the top",
+    (CacheKind.NAMES, CacheScope.VIEWS): "of views (@NAME)",
+    (CacheKind.ATTRIBUTES, CacheScope.ONE): "of what is known to one caller only",
+    (CacheKind.ATTRIBUTES, CacheScope.TOP): "of the top",
+    (CacheKind.ATTRIBUTES, CacheScope.DIRECTORIES): "of directories",
+    (CacheKind.ABSENT, CacheScope.COMPLETE): _COMPLETE,
+    (CacheKind.ABSENT, CacheScope.TOP): "at the top",
+    (CacheKind.CONTENT, CacheScope.ALL): "of files that are the same when they are opened again",
+    (CacheKind.LISTINGS, CacheScope.COMPLETE): _COMPLETE,
+    (CacheKind.ACLS, CacheScope.ALL): "of objects whose attributes are cached",
 }
 
 
 def _words(case: CacheCase, rule: Rule, others: Sequence[Rule]) -> str:
     """Return of which objects a row is, beside other rows about the same."""
     words = _WORDS.get((rule.what, rule.of), "")
-    if rule.of is Of.ELSE:
+    if rule.of is CacheScope.ELSE:
         longer = [other.of for other in others if other.seconds(case) != 0.0]
         if longer:
             words = "of anything else"
-        if rule.what is What.ATTRIBUTES and (Of.ALL in longer or Of.ONE in longer):
+        if rule.what is CacheKind.ATTRIBUTES and (CacheScope.ALL in longer or CacheScope.ONE in longer):
             words += ", and of files with several hard links"
-        if rule.what is What.XATTRS and case.terms.acls:
+        if rule.what is CacheKind.XATTRS and case.traits.acls:
             words = "other than POSIX ACLs"
     elif _per_caller(case):
-        if rule.of is Of.ALL:
+        if rule.of is CacheScope.ALL:
             words = _words_of_all(case, rule.what) or words
-        if rule.what is What.ATTRIBUTES and case.terms.mode.passes_handles:
-            if rule.of is Of.ONE:
+        if rule.what is CacheKind.ATTRIBUTES and case.traits.mode.passes_handles:
+            if rule.of is CacheScope.ONE:
                 words = _ONE
-            elif rule.of is not Of.DIRECTORIES:
+            elif rule.of is not CacheScope.DIRECTORIES:
                 words += ", if only one client id stands for the owner, and for the group"
     return words
 
 
-def _words_of_all(case: CacheCase, what: What) -> str:
+def _words_of_all(case: CacheCase, what: CacheKind) -> str:
     """Return what is the same for all callers in a caller view."""
-    if what not in (What.NAMES, What.ATTRIBUTES, What.ABSENT):
+    if what not in (CacheKind.NAMES, CacheKind.ATTRIBUTES, CacheKind.ABSENT):
         return ""
-    if what is not What.ABSENT and _by_plugin(case):
+    if what is not CacheKind.ABSENT and _by_plugin(case):
         return "of what the plug-in shows to all (same_for_all), and all can reach"
-    if what is not What.ABSENT and case.view.hides:
+    if what is not CacheKind.ABSENT and case.view.hides:
         return "of what all callers see and can reach"
     return "in directories that all callers can reach"
 
 
-def facts(terms: MountTraits, view: View, tree: Sequence[TreeMount]) -> list[Fact]:
+def facts(traits: MountTraits, view: View, tree: Sequence[TreeMount]) -> list[Fact]:
     """Return what the kernel may cache of a mount.
 
     Args:
-        terms: what was decided when it was made.
+        traits: what was decided when it was made.
         view: any of its views; the policy is the same in all.
         tree: the file systems of the tree, the one of its root first.
     """
-    found = list(_on(CacheCase(terms, view, tree[0])))
+    found = list(_on(CacheCase(traits, view, tree[0])))
     alike: dict[tuple[Fact, ...], list[TreeMount]] = {}
     for mounted in tree[1:]:
-        others = tuple(fact for fact in _on(CacheCase(terms, view, mounted), is_inside=True) if fact not in found)
+        others = tuple(fact for fact in _on(CacheCase(traits, view, mounted), is_inside=True) if fact not in found)
         if others:
             alike.setdefault(others, []).append(mounted)
     for others, there in alike.items():
@@ -663,10 +687,10 @@ def facts(terms: MountTraits, view: View, tree: Sequence[TreeMount]) -> list[Fac
 
 def _on(case: CacheCase, *, is_inside: bool = False) -> Iterator[Fact]:
     """Return what is said of a file system, which may be one inside the tree."""
-    for what in What:
+    for what in CacheKind:
         rules = _holding(case, what)
         for rule in rules:
-            if not (is_inside and rule.of in (Of.TOP, Of.VIEWS)):
+            if not (is_inside and rule.of in (CacheScope.TOP, CacheScope.VIEWS)):
                 others = [other for other in rules if other is not rule]
                 yield Fact(what.value, _words(case, rule, others), rule.seconds(case), *rule.why(case))
 

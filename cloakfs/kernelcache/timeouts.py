@@ -51,7 +51,7 @@ class Timeouts:
         nodes: the objects.
         invalidation: knows what has yet to be forgotten, and is not relied on.
         audiences: knows which callers know of an object.
-        terms: what the table of rules depends on, beside view and file system.
+        traits: what the table of rules depends on, beside view and file system.
         counters: count how many replies may be cached.
 
     Attributes:
@@ -63,7 +63,7 @@ class Timeouts:
         nodes: Nodes,
         invalidation: Invalidation,
         audiences: Audiences,
-        terms: MountTraits,
+        traits: MountTraits,
         counters: Counters,
     ) -> None:
         self._nodes = nodes
@@ -71,10 +71,10 @@ class Timeouts:
         self._audiences = audiences
         self._notifier = invalidation.notifier
         self._counters = counters
-        self._terms = terms
+        self._traits = traits
         self.of_complete_directory: Callable[[Request, bytes], float] = lambda at, name: 0.0
-        self._passes_handles = terms.mode.passes_handles
-        self._subtree_check = terms.mode.subtree_check
+        self._passes_handles = traits.mode.passes_handles
+        self._subtree_check = traits.mode.subtree_check
         self._rules: dict[tuple[View, MountedFilesystem, bool], RuleTimeouts] = {}  # with whether changes are reported
         self._sets: dict[frozenset[int], frozenset[int]] = {}  # one instance of each, for `Object.cached_in`
 
@@ -177,9 +177,9 @@ class Timeouts:
         if found is None:
             if len(self._rules) >= _MOST_EVALUATED:
                 self._rules.clear()
-            terms = replace(self._terms, fixed=view.fixed is not None)
+            traits = replace(self._traits, fixed=view.fixed is not None)
             mounted = tree_mount(filesystem, self._nodes.mounts.filesystems)
-            found = self._rules[key] = evaluate(CacheCase(terms, view, mounted))
+            found = self._rules[key] = evaluate(CacheCase(traits, view, mounted))
         return found
 
     def clear(self) -> None:

@@ -132,7 +132,7 @@ def require_access(fd: int, mode: int) -> None:
     check(syscall(NR["faccessat2"], *arguments))
 
 
-class When(Enum):
+class SpecialTime(Enum):
     """What utimensat(2) takes in place of a time: the present, or what there is; the values are its `tv_nsec`."""
 
     NOW = (1 << 30) - 1
@@ -142,10 +142,12 @@ class When(Enum):
 _NS = 1_000_000_000
 
 
-def utimens(fd: int, atime: int | When, mtime: int | When) -> None:
+def utimens(fd: int, atime: int | SpecialTime, mtime: int | SpecialTime) -> None:
     """Set the times, in nanoseconds since 1970, of what `fd` refers to; it may be O_PATH (utimensat(2))."""
     words = [
-        word for time in (atime, mtime) for word in ((0, time.value) if isinstance(time, When) else divmod(time, _NS))
+        word
+        for time in (atime, mtime)
+        for word in ((0, time.value) if isinstance(time, SpecialTime) else divmod(time, _NS))
     ]
     check(libc.utimensat(fd, b"", (ctypes.c_long * 4)(*words), AT_EMPTY_PATH))
 

@@ -21,7 +21,7 @@ from ..policy import METHODS, Policy, is_built_in
 from ..stacking.upper import UpperDaemons
 from ..state.client import CONTROL_DIR, LONGEST_REQUEST, VERSION, plain, restored, socket_of
 from ..state.runtime import PublishedState
-from ..tracerecords import Wanted
+from ..tracerecords import TraceFilter
 from ..tree.views import Views
 
 MOST_CONVERSATIONS = 16
@@ -131,7 +131,7 @@ class Control:
         client.until_its_end.enter_context(self._upper.admit(client.pid))
         self._conversations.pop(client.scope, None)  # it stays silent all its life, and must never make room for others
 
-    def _let_trace(self, client: _Client, wanted: Wanted) -> None:
+    def _let_trace(self, client: _Client, wanted: TraceFilter) -> None:
         if client.tracer is not None:
             raise ValueError("it traces already")
         client.tracer = client.until_its_end.enter_context(self._tracers.attach(wanted))
@@ -177,7 +177,7 @@ class Control:
             self._let_in(client)
             return {"xattrs": self._xattrs}
         if method == "trace":
-            self._let_trace(client, Wanted.parse(request["wanted"]))
+            self._let_trace(client, TraceFilter.parse(request["wanted"]))
             return {}
         if method == "events":
             return {"events": self._events.after(int(request["after"]))}

@@ -82,12 +82,12 @@ class Publisher:
 
     def access(self) -> str:
         """Return who checks permissions, in words."""
-        words = self._settings.mount_options
+        mount_options = self._settings.mount_options
         return who_checks(
             self._filesystem.views.any(),
             self._settings.options.groups,
-            by_kernel=words.default_permissions,
-            exported=words.export.is_exported,
+            by_kernel=mount_options.default_permissions,
+            exported=mount_options.export_mode.is_exported,
             has_unseen=self._threads.has_unseen,
         )
 
@@ -96,7 +96,7 @@ class Publisher:
         trouble = self._index.trouble
         if trouble is None:
             return ""
-        if self._settings.mount_options.export.is_exported:
+        if self._settings.mount_options.export_mode.is_exported:
             return f"cannot be stored, so that nothing can be made or looked up for the first time ({trouble})"
         return f"in memory, and lost when the daemon ends ({trouble})"
 

@@ -33,7 +33,7 @@ _PROGRAM = (
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RestartPlan:
     """How to mount again after the daemon has died.
 
     Attributes:
@@ -58,16 +58,16 @@ class Reaper:
     Args:
         key: the key of the mount (`mount_key`).
         target: the mount point.
-        again: how to mount again if the daemon dies; None if that is not wanted.
+        plan: how to mount again if the daemon dies; None if that is not wanted.
     """
 
-    def __init__(self, key: str, target: str, again: Again | None = None) -> None:
+    def __init__(self, key: str, target: str, plan: RestartPlan | None = None) -> None:
         reader, writer = os.pipe()
         self._pipe = ownfiles.open(writer, "wb", buffering=0)
         words = [os.path.join(STATE_DIR, key), state_path(key), ownfiles.beside(state_path(key)), socket_of(key), "--"]
-        if again is not None:
-            words += [waiting_path(key), again.log, again.directory, str(again.restarts), *again.command]
-        self._mounts_again = again is not None
+        if plan is not None:
+            words += [waiting_path(key), plan.log, plan.directory, str(plan.restarts), *plan.command]
+        self._mounts_again = plan is not None
         silent = subprocess.DEVNULL
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, reader)

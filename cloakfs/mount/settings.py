@@ -7,7 +7,7 @@ from ..config.options import Options
 from ..fuse.attach import MountError, MountOptions
 from ..linux import ownfiles
 from ..tuning import STANDARD, Tuning
-from .reaper import Again
+from .reaper import RestartPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Settings:
         policy_dir: the directory that a relative `policy=` file is relative to.
         reread: reads the options again from their origin, for SIGHUP, in another process (so it can be pickled); None
             if they cannot be read again (a plug-in is still read again).
-        again: how to mount again if the daemon dies; None if that is not wanted.
+        restart_plan: how to mount again if the daemon dies; None if that is not wanted.
         log: the file to which standard error goes; None in the foreground.
         supervised: systemd may have started the daemon, and expects notifications (sd_notify(3)).
         tuning: times and bounds.
@@ -34,7 +34,7 @@ class Settings:
     mount_options: MountOptions
     policy_dir: str = "."
     reread: Callable[[], Options] | None = None
-    again: Again | None = None
+    restart_plan: RestartPlan | None = None
     log: str | None = None
     supervised: bool = False
     tuning: Tuning = STANDARD
@@ -57,6 +57,6 @@ class Settings:
             MountError: the options want them from there nevertheless.
         """
         words = self.options.groups
-        if self.mount_options.export.knfsd and words == "proc":
+        if self.mount_options.export_mode.knfsd and words == "proc":
             raise MountError("groups=proc: the kernel's NFS server shows no groups; use groups=database, none or gids")
-        return "database" if self.mount_options.export.knfsd and words is None else words
+        return "database" if self.mount_options.export_mode.knfsd and words is None else words

@@ -78,7 +78,7 @@ def open_tree(settings: Settings, state: str, most: int, stack: contextlib.ExitS
             settings.options.views,
             frozenset(settings.options.view_access),
             index,
-            for_all=settings.mount_options.export.ganesha,
+            for_all=settings.mount_options.export_mode.ganesha,
             checked=settings.mount_options.default_permissions,
             lower=lower,
         )
@@ -115,7 +115,7 @@ def make_filesystem(
         threads,
         Reader(settings.options.prefetch, settings.options.prefetch_limits, _record(settings, stack)),
         settings.target,
-        replace(settings.mount_options.export, no_client_cache=settings.options.no_client_cache),
+        replace(settings.mount_options.export_mode, no_client_cache=settings.options.no_client_cache),
         default_permissions=settings.mount_options.default_permissions,
         xattrs=settings.mount_options.xattrs,
         max_open=most - min(most // 4, _SPARE_DESCRIPTORS),
@@ -129,10 +129,10 @@ def start_reaper(settings: Settings, key: str) -> Reaper | None:
     """Return the process that unmounts the mount when its daemon dies; None if the mount has to stay then."""
     # Once such a mount is gone, a server would export what lies below it; where that is the tree itself, all
     # callers would see all of it.
-    must_stay = settings.mount_options.export.is_exported or settings.lies_over_the_tree
+    must_stay = settings.mount_options.export_mode.is_exported or settings.lies_over_the_tree
     if not must_stay:
-        return Reaper(key, settings.target, settings.again)
-    if settings.again is not None:
+        return Reaper(key, settings.target, settings.restart_plan)
+    if settings.restart_plan is not None:
         log.warning(
             "%s: restart has no effect: the guard of an export mounts again, and a mount over its own source "
             "stays dead, since everybody would see all of the tree in between",
@@ -148,9 +148,11 @@ def write_record(settings: Settings, state: str) -> None:
         MountError: it cannot be written, and a server exports the mount.
     """
     try:
-        persistent.write_record(settings.source, settings.target, exported=settings.mount_options.export.is_exported)
+        persistent.write_record(
+            settings.source, settings.target, exported=settings.mount_options.export_mode.is_exported
+        )
     except OSError as exc:
-        if settings.mount_options.export.is_exported:
+        if settings.mount_options.export_mode.is_exported:
             raise MountError(f"{exc.filename or state}: {exc.strerror}") from exc
         log.warning("%s: %s; cloakfs prune will not know what this state is of", state, exc.strerror)
 
@@ -223,11 +225,11 @@ def _index(settings: Settings, path: str) -> Index:
         VersionError: its version is unknown.
     """
     try:
-        return Index(path, behind=not settings.mount_options.export.is_exported)
+        return Index(path, behind=not settings.mount_options.export_mode.is_exported)
     except (OSError, sqlite3.Error) as exc:
         trouble = f"{path}: {exc.strerror if isinstance(exc, OSError) else exc}"
         hint = _hint(exc, os.path.dirname(path))
-        if settings.mount_options.export.is_exported:
+        if settings.mount_options.export_mode.is_exported:
             raise MountError(f"{trouble}; {hint}") from exc
         log.warning(
             "%s; inode numbers and file handles are in memory, and others from the next mount on (%s)",

@@ -33,7 +33,7 @@ from ..linux import sockets
 from ..messages import UserError
 from ..monitoring import Event
 from ..policy import Attrs, Policy
-from ..tracerecords import Record, Wanted
+from ..tracerecords import Record, TraceFilter
 from .runtime import RUN_DIR, Mounted, mount_key
 
 CONTROL_DIR = os.path.join(RUN_DIR, "control")
@@ -210,7 +210,7 @@ class Daemon(Conversation):
         return restored(answer["answer"])
 
 
-def traced(mount: Mounted, wanted: Wanted) -> Generator[tuple[list[Record], int], None, None]:
+def traced(mount: Mounted, wanted: TraceFilter) -> Generator[tuple[list[Record], int], None, None]:
     """Trace a mount: yield records, and how many have been dropped since then; at least once a second, even if none.
 
     Raises:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from .. import linux
 from ..identity import ServerId
-from ..linux import ANY_CREDENTIALS, ROOT, Credentials, Stat, When
+from ..linux import ANY_CREDENTIALS, ROOT, Credentials, SpecialTime, Stat
 from ..linux.credentials import assume
 
 btrfs_top = linux.btrfs_top
@@ -298,7 +298,7 @@ def ftruncate(credentials: Credentials, fd: int, size: int) -> None:
     os.ftruncate(fd, size)
 
 
-def utimens(credentials: Credentials, fd: int, atime: int | When, mtime: int | When) -> None:
+def utimens(credentials: Credentials, fd: int, atime: int | SpecialTime, mtime: int | SpecialTime) -> None:
     """Set the times of what `fd` refers to (`linux.utimens`). To set both to now needs fewer rights than others."""
     assume(credentials)
     linux.utimens(fd, atime, mtime)

@@ -97,7 +97,7 @@ class Descriptor:
             (calls.close if linux.in_main_thread() else unused_descriptors.append)(self.fd)
 
 
-class Rare:
+class RareFields:
     """What only few objects have.
 
     Attributes:
@@ -170,7 +170,7 @@ class Object:
         self.ever_cached_in = _NO_VIEWS
         self.reported_size = 0  # the size that the kernel believes a file to have in the view with number 0
 
-        self.rare: Rare | None = None  # most objects have none; read by the properties below
+        self.rare: RareFields | None = None  # most objects have none; read by the properties below
 
     @property
     def fd(self) -> int:
@@ -182,10 +182,10 @@ class Object:
         """The st_dev and st_ino that the cached descriptor holds."""
         return None if self.descriptor is None else self.descriptor.inode
 
-    def rarely(self) -> Rare:
+    def rarely(self) -> RareFields:
         """Return `rare`, which is made if there is none yet."""
         if self.rare is None:
-            self.rare = Rare()
+            self.rare = RareFields()
         return self.rare
 
     @property

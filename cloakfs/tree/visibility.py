@@ -39,7 +39,7 @@ AT_ONCE = 128
 _PATHS_PER_CHECK = 16
 
 
-class Far(Exception):
+class TooManyAncestors(Exception):
     """There are too many directories above to check all of them at once."""
 
 
@@ -85,7 +85,7 @@ class AccessPaths:
         """Return the path to `directory`; None if it must be checked each time, or a place on it has to be found first.
 
         Raises:
-            Far: there is much to check. Some of it has been checked now, and need not be again.
+            TooManyAncestors: there is much to check. Some of it has been checked now, and need not be again.
         """
         if not directory.filesystem.watched or not self.is_up_to_date():
             return None
@@ -119,7 +119,7 @@ class AccessPaths:
         checks = paths = 0
         for at in reversed(unverified):
             if checks + paths // _PATHS_PER_CHECK >= self._at_once:
-                raise Far
+                raise TooManyAncestors
             if at.verified_epoch != epoch:
                 checks += 1
                 if not self._verify(cloak, at):
@@ -279,7 +279,7 @@ def has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
     return False  # the ACL is not worth evaluating
 
 
-class Sight(Enum):
+class VisibilityResult(Enum):
     """The result of a check: whether the caller may see the object, and if so, whether it surely has no ACL."""
 
     HIDDEN = 0
@@ -287,7 +287,7 @@ class Sight(Enum):
     VISIBLE_WITHOUT_ACL = 2
 
 
-_HIDDEN, _VISIBLE, _VISIBLE_WITHOUT_ACL = Sight  # global names: faster than `Sight.HIDDEN`
+_HIDDEN, _VISIBLE, _VISIBLE_WITHOUT_ACL = VisibilityResult  # global names: faster than `VisibilityResult.HIDDEN`
 
 
 class Visibility:
@@ -311,17 +311,17 @@ class Visibility:
         `known` says of directories above whether they were found visible while the same request was being served.
 
         Raises:
-            Far: there are too many directories above to check all of them at once (`approach`).
+            TooManyAncestors: there are too many directories above to check all of them at once (`approach`).
         """
         return self.check(view, who, obj, info, known) is not _HIDDEN
 
     def check(
         self, view: View, who: Actor, obj: Object, info: linux.Stat, known: Mapping[Object, bool] | None = None
-    ) -> Sight:
+    ) -> VisibilityResult:
         """Return what `is_visible` does, with the same arguments, and what became known of the object's ACL.
 
         Raises:
-            Far: there are too many directories above to check all of them at once (`approach`).
+            TooManyAncestors: there are too many directories above to check all of them at once (`approach`).
         """
         nodes = self._nodes
         steps = 0
@@ -349,13 +349,13 @@ class Visibility:
             ):
                 access_path = self._access_path_to(cloak, obj, known)
                 if access_path is not None:
-                    sight = self._sight_by_path(access_path, who, obj)
-                    return _VISIBLE if sight is _VISIBLE_WITHOUT_ACL and obj is not checked else sight
+                    result = self._result_by_path(access_path, who, obj)
+                    return _VISIBLE if result is _VISIBLE_WITHOUT_ACL and obj is not checked else result
                 is_known = False
             steps += 1
             # What the lower mount answered, and what a thread has prefaulted, is valid for this request alone.
             if steps > self._at_once and view.lower is None and not obj.filesystem.by_threads:
-                raise Far
+                raise TooManyAncestors
             above = self._visible_in(view, who, obj, info)
             if len(above) != 1:  # hard links, which only files have, or no place in which `who` sees it
                 return self._is_any_visible(view, who, above, known)
@@ -364,12 +364,12 @@ class Visibility:
 
     def _is_any_visible(
         self, view: View, who: Actor, directories: list[Object], known: Mapping[Object, bool] | None
-    ) -> Sight:
+    ) -> VisibilityResult:
         is_visible = any(self.is_visible(view, who, it, self._stat(it), known) for it in directories)
         return _VISIBLE if is_visible else _HIDDEN
 
     @staticmethod
-    def _sight_by_path(access_path: AccessPath, who: Actor, directory: Directory) -> Sight:
+    def _result_by_path(access_path: AccessPath, who: Actor, directory: Directory) -> VisibilityResult:
         """Return what the access path to a directory says of the directory."""
         if not access_path.admits(who):
             return _HIDDEN
@@ -397,7 +397,7 @@ class Visibility:
     ) -> AccessPath | None:
         try:
             return self.access_paths.to(cloak, directory)
-        except Far:
+        except TooManyAncestors:
             if known is None:
                 raise
             return None  # the next one that is known is not far

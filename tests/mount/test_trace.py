@@ -23,7 +23,7 @@ from cloakfs.filesystem import trace
 from cloakfs.state import client
 from cloakfs.state.runtime import Mounted
 from cloakfs.state.runtime import mounted as telling
-from cloakfs.tracerecords import OPERATIONS, Record, Wanted
+from cloakfs.tracerecords import OPERATIONS, Record, TraceFilter
 from cloakfs.tuning import Tuning
 from tests.agents import User, names, read, write
 from tests.altered import command_with
@@ -49,7 +49,7 @@ class Watching:
 
     def __init__(self, m: Mount, **wanted: Any) -> None:
         (mount,) = [mount for mount in telling().values() if mount.target == m.path]
-        self.batches = client.traced(mount, Wanted(**wanted))
+        self.batches = client.traced(mount, TraceFilter(**wanted))
         next(self.batches)
 
     def records(self) -> list[Record]:
@@ -553,7 +553,7 @@ def test_what_was_answered_before_the_interrupt_is_told(mount: MakeMount, monkey
     (mounted,) = [one for one in telling().values() if one.target == m.path]
     interrupted: list[int] = []
 
-    def interrupted_at_first(mount: Mounted, wanted: Wanted) -> Iterator[tuple[list[Record], int]]:
+    def interrupted_at_first(mount: Mounted, wanted: TraceFilter) -> Iterator[tuple[list[Record], int]]:
         for batch in client.traced(mount, wanted):
             if not interrupted:
                 os.statvfs(m.path)
@@ -561,7 +561,7 @@ def test_what_was_answered_before_the_interrupt_is_told(mount: MakeMount, monkey
             yield batch
 
     monkeypatch.setattr(command, "traced", interrupted_at_first)
-    records = [record for record, _ in command._records(mounted, Wanted(), math.inf, math.inf, interrupted)]
+    records = [record for record, _ in command._records(mounted, TraceFilter(), math.inf, math.inf, interrupted)]
     assert [record["operation"] for record in records if record is not None] == ["statfs"]
 
 

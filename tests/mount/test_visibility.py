@@ -30,7 +30,14 @@ from cloakfs.tree.locate import is_settled
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.objects import Object, as_directory
 from cloakfs.tree.views import Views
-from cloakfs.tree.visibility import AT_ONCE, Far, Sight, Visibility, is_entry_visible, may_without_groups
+from cloakfs.tree.visibility import (
+    AT_ONCE,
+    TooManyAncestors,
+    Visibility,
+    VisibilityResult,
+    is_entry_visible,
+    may_without_groups,
+)
 from cloakfs.view import View
 from tests.agents import User
 from tests.mount.conftest import Mount
@@ -264,9 +271,9 @@ def test_a_directory_that_keeps_changing_is_asked_for_its_acl_once(
         os.close(os.open(f"{path}/new", os.O_CREAT))
         os.unlink(f"{path}/new")
         info = os.fstat(nodes.fd(directory))
-        sight = visibility.check(View(POLICY), who, directory, info)
-        assert sight is not Sight.HIDDEN
-        has_acl = False if sight is Sight.VISIBLE_WITHOUT_ACL else None
+        result = visibility.check(View(POLICY), who, directory, info)
+        assert result is not VisibilityResult.HIDDEN
+        has_acl = False if result is VisibilityResult.VISIBLE_WITHOUT_ACL else None
         return may_without_groups(who, os.X_OK, directory, nodes.fd(directory), info, has_acl=has_acl)
 
     assert [may_search() for _ in range(10)] == [True] * 10
@@ -564,7 +571,7 @@ def in_steps(visibility: Visibility, nodes: Nodes, view: View, who: Caller, obj:
     """What `Visibility.is_visible` returns if it may check few directories at once."""
     known: dict[Object, bool] = {}
     for _ in range(20):
-        with contextlib.suppress(Far):
+        with contextlib.suppress(TooManyAncestors):
             return visibility.is_visible(view, actor(who), obj, os.fstat(nodes.fd(obj)), known or None)
         for one in visibility.approach(obj, known):
             known[one] = visibility.is_visible(view, actor(who), one, os.fstat(nodes.fd(one)), known)

@@ -70,8 +70,8 @@ def view_of(policy: Policy, *, fixed: bool = False, below: bool = False) -> View
 # -- what it says ----------------------------------------------------------------------------------
 
 
-def of(mode: ExportMode, view: View, mounted: TreeMount = TREES[0][0], **terms: bool) -> RuleTimeouts:
-    return evaluate(CacheCase(MountTraits(view.fixed is not None, mode=mode, **terms), view, mounted))
+def of(mode: ExportMode, view: View, mounted: TreeMount = TREES[0][0], **traits: bool) -> RuleTimeouts:
+    return evaluate(CacheCase(MountTraits(view.fixed is not None, mode=mode, **traits), view, mounted))
 
 
 HOUR, SECOND, BRIEF, ABSENT = LONG_SECONDS, SHORT_SECONDS, BRIEF_SECONDS, ABSENT_SECONDS
@@ -185,9 +185,9 @@ def all_reports() -> list[tuple[MountTraits, View, list[TreeMount], list[Fact]]]
     ):
         fixed, several, gated = views
         mode = replace(server, no_client_cache=no_client_cache, kernel_gate=gated)
-        terms = MountTraits(fixed, several, mode, xattrs, acls=xattrs and gated, keeps_listings=xattrs)
+        traits = MountTraits(fixed, several, mode, xattrs, acls=xattrs and gated, keeps_listings=xattrs)
         view = view_of(policy, fixed=fixed, below=below)
-        found.append((terms, view, tree, facts(terms, view, tree)))
+        found.append((traits, view, tree, facts(traits, view, tree)))
     return found
 
 
@@ -204,8 +204,8 @@ def test_what_is_said_is_what_the_answers_are_given_by() -> None:
         ("absent names", "at the top"): "negative_at_top",
     }
     seen = set()
-    for terms, view, tree, report in REPORTS:
-        found = evaluate(CacheCase(terms, view, tree[0]))
+    for traits, view, tree, report in REPORTS:
+        found = evaluate(CacheCase(traits, view, tree[0]))
         for fact in report:
             for (what, of_), column in columns.items():
                 if not fact.where and fact.what == what and fact.of.startswith(of_):
@@ -216,9 +216,9 @@ def test_what_is_said_is_what_the_answers_are_given_by() -> None:
 
 def test_it_is_complete_and_each_object_is_in_one_line() -> None:
     kinds = {"names", "attributes", "absent names", "listings", "content", "extended attributes"}
-    for terms, _, _, report in REPORTS:
-        assert {fact.what for fact in report if not fact.where} - {"POSIX ACLs"} == kinds, terms
-        assert any(fact.what == "POSIX ACLs" for fact in report) is terms.acls
+    for traits, _, _, report in REPORTS:
+        assert {fact.what for fact in report if not fact.where} - {"POSIX ACLs"} == kinds, traits
+        assert any(fact.what == "POSIX ACLs" for fact in report) is traits.acls
         lines = [(fact.what, fact.of, fact.where) for fact in report]
         assert len(set(lines)) == len(lines), report
 

@@ -20,7 +20,7 @@ KNFSD, GANESHA = ExportMode(Server.KNFSD), ExportMode(Server.GANESHA)
     ],
 )
 def test_the_words_of_a_mount(words: str, mode: ExportMode) -> None:
-    assert split_mount_options(words)[0].export == mode
+    assert split_mount_options(words)[0].export_mode == mode
 
 
 @pytest.mark.parametrize(

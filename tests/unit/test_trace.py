@@ -15,7 +15,7 @@ from cli.trace import percentile
 from cloakfs.filesystem import Filesystem, trace
 from cloakfs.filesystem.operation import Requests, operation
 from cloakfs.filesystem.trace import TooManyTracers, Tracers
-from cloakfs.tracerecords import OPERATIONS, Record, Wanted
+from cloakfs.tracerecords import OPERATIONS, Record, TraceFilter
 from cloakfs.tree.notes import Notes, noting
 
 RECORD: Record = {
@@ -55,22 +55,22 @@ RECORD: Record = {
     ],
 )
 def test_conditions(wanted: dict[str, Any], record: Record, is_included: bool) -> None:
-    parsed = Wanted.parse(wanted)
+    parsed = TraceFilter.parse(wanted)
     assert parsed.includes(RECORD | record) is is_included
-    assert Wanted.parse(json.loads(json.dumps(parsed.plain()))) == parsed
+    assert TraceFilter.parse(json.loads(json.dumps(parsed.plain()))) == parsed
 
 
 @pytest.mark.parametrize("odd", [{"users": 1}, {"users": ["1"]}, {"users": [True]}, {"paths": "/"}, {"other": 1}])
 def test_odd_conditions(odd: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
-        Wanted.parse(odd)
+        TraceFilter.parse(odd)
 
 
 def test_what_is_kept_is_bounded() -> None:
     async def play() -> None:
         switched: list[bool] = []
         all_of_them = Tracers(switched.append, 1000)
-        with all_of_them.attach(Wanted()) as slow, all_of_them.attach(Wanted(errors=True)) as other:
+        with all_of_them.attach(TraceFilter()) as slow, all_of_them.attach(TraceFilter(errors=True)) as other:
             for number in range(100):
                 all_of_them.publish(RECORD | {"number": number})
             told = json.loads(await slow.fetch())
@@ -90,7 +90,7 @@ def test_what_is_kept_is_bounded() -> None:
 
 def test_there_are_only_so_many() -> None:
     def attach(all_of_them: Tracers, more: int) -> None:
-        with all_of_them.attach(Wanted()):
+        with all_of_them.attach(TraceFilter()):
             if more:
                 attach(all_of_them, more - 1)
 

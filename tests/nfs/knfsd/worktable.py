@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloakfs import linux
-from cloakfs.linux import When
+from cloakfs.linux import SpecialTime
 from tests.agents import User
 
 ANN, BEN, CAROL, DAVE, TEAM = 1001, 1002, 1003, 1004, 1100
@@ -71,7 +71,7 @@ def _replace(path: str) -> None:
     os.rename(f"{path}.new", path)
 
 
-def set_times(path: str, atime: int | When, mtime: int | When) -> None:
+def set_times(path: str, atime: int | SpecialTime, mtime: int | SpecialTime) -> None:
     """See utimensat(2); times in nanoseconds."""
     fd = os.open(path, os.O_PATH)
     try:
@@ -101,8 +101,8 @@ WORKS: dict[str, Callable[[str], None]] = {
     "truncate, longer": lambda path: os.truncate(path, 3000),
     "`sed -i`": _replace,
     "`touch`": os.utime,
-    "`touch -a`": lambda path: set_times(path, When.NOW, When.OMIT),
-    "`touch -m`": lambda path: set_times(path, When.OMIT, When.NOW),
+    "`touch -a`": lambda path: set_times(path, SpecialTime.NOW, SpecialTime.OMIT),
+    "`touch -m`": lambda path: set_times(path, SpecialTime.OMIT, SpecialTime.NOW),
     "`touch -d`": lambda path: set_times(path, LONG_AGO * 10**9, LONG_AGO * 10**9),
     "`touch -d` (now)": lambda path: set_times(path, _near(), _near()),
     "`chmod`": lambda path: os.chmod(path, 0o666),
