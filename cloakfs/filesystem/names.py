@@ -79,6 +79,20 @@ def _mover(old: Request, new: Request, info: linux.Stat) -> linux.Credentials:
     return new.credentials_for_names() if is_far and not credentials.groups else credentials
 
 
+def _is_sole_writer(at: Request) -> bool:
+    """Whether the session loop works for the owner of a directory in which only this user, and root, may change names.
+
+    (The group bits of a directory with an ACL say the most that the ACL grants to any user, acl(5).) Whatever else
+    comes in between two system calls is then the doing of those who can do the same to any file in it.
+    """
+    return (
+        not at.in_thread
+        and at.who.uid == at.info.st_uid
+        and not at.info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        and at.obj.filesystem.has_posix_rules
+    )
+
+
 def _is_single(found: Found) -> bool:
     """Whether this is the only name of what is no directory."""
     return found.info.st_nlink == 1 and not stat.S_ISDIR(found.info.st_mode)
@@ -300,7 +314,7 @@ class NameOperations(Core):
             before, is_new = at, False
             at = await self._again(at, inode, ctx)
             if fd < 0:
-                is_new = at.view is before.view and not before.waits and at.is_sole_writer
+                is_new = at.view is before.view and not before.waits and _is_sole_writer(at)
                 fd = self._open_named(at, name)
             info = self.nodes.stat(fd)
             if info.st_uid != at.who.uid:
@@ -355,7 +369,7 @@ class NameOperations(Core):
         if at.obj.filesystem.remote:
             leads_there = is_there
         else:
-            leads_there = (is_new and at.is_sole_writer) or self.nodes.is_at(info, at.obj, name, at.credentials)
+            leads_there = (is_new and _is_sole_writer(at)) or self.nodes.is_at(info, at.obj, name, at.credentials)
         if leads_there:
             return obj, info, self.replies.named(at, name, obj, info)
         # The name already leads to something else, so the kernel is not to cache it.
@@ -555,7 +569,7 @@ class NameOperations(Core):
         The name is what it was a moment before, so that nothing need be moved aside (`atomic`). None: it is not such a
         case.
         """
-        if at.waits or not at.is_sole_writer:
+        if at.waits or not _is_sole_writer(at):
             return None
         found = self.find(at, name)
         if isinstance(found, Missing):
@@ -668,7 +682,7 @@ class NameOperations(Core):
         directory = at.obj
         if at.waits or at.who is DAEMON or at.view.cloak is None or not at.view.policy_hides:
             return False
-        if flags & linux.RENAME_EXCHANGE or name_old == name_new or not at.is_sole_writer:
+        if flags & linux.RENAME_EXCHANGE or name_old == name_new or not _is_sole_writer(at):
             return False
         found = self.find(at, name_old)
         if isinstance(found, Missing):

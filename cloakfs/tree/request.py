@@ -60,20 +60,6 @@ class Request:
         """The credentials with which system calls for the caller are made."""
         return self.who.credentials
 
-    @property
-    def is_sole_writer(self) -> bool:
-        """Whether the session loop works for the owner of a directory in which only it, and root, may change names.
-
-        (The group bits of a directory with an ACL say the most that the ACL grants to any user, acl(5).) Whatever else
-        comes in between two system calls is then the doing of those who can do the same to any file in it.
-        """
-        return (
-            not self.in_thread
-            and self.who.uid == self.info.st_uid
-            and not self.info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-            and self.obj.filesystem.has_posix_rules
-        )
-
     def credentials_for(self, bits: int) -> linux.Credentials:
         """Return as whom to make a call that needs only `bits` on the object: if the caller surely may, not as it.
 
