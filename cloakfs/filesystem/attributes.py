@@ -152,7 +152,7 @@ class AttributeOperations(NameOperations, Core):
             at = await self._again(at, inode, ctx)
             await self._do(at, self._change, with_present, fh)
         if fields.update_mode and attr.st_mode & SET_ID:
-            for obj in (at.obj, *self.nodes.twins(at.obj)):
+            for obj in (at.obj, *self.nodes.registry.twins(at.obj)):
                 self.files.may_have_set_id(obj)
                 if attr.st_mode & stat.S_ISGID:
                     self.files.act_with_groups(obj, at.who)
@@ -203,7 +203,7 @@ class AttributeOperations(NameOperations, Core):
                 self._set_times(at, atime, mtime, has_size=size is not None)
             undo.pop_all()
         if at.in_thread:
-            self.nodes.fetch_attributes(at.credentials, at.fd)
+            self.nodes.prefaulter.fetch_attributes(at.credentials, at.fd)
 
     def _mode_to_set(self, at: Request, change: Change, mode: int) -> int | None:
         """Return the mode to set; None if the other parts of the change bring it about."""
@@ -243,11 +243,11 @@ class AttributeOperations(NameOperations, Core):
             calls.truncate(at.credentials, at.fd, 0)  # which fails, with the right error
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         try:
-            return self.nodes.with_descriptor(calls.open, at.credentials, at.fd, os.O_WRONLY)
+            return self.nodes.descriptors.with_descriptor(calls.open, at.credentials, at.fd, os.O_WRONLY)
         except PermissionError:
             if not self._has_nfs_right(at, os.O_WRONLY):
                 raise
-            return self.nodes.with_descriptor(calls.open, linux.ROOT, at.fd, os.O_WRONLY)
+            return self.nodes.descriptors.with_descriptor(calls.open, linux.ROOT, at.fd, os.O_WRONLY)
 
     def _owner(self, at: Request, client_uid: ClientId) -> ServerId:
         uid = at.view.server_id("uid", client_uid)
@@ -312,7 +312,7 @@ class AttributeOperations(NameOperations, Core):
         if root.filesystem.remote:
             real = await trio.to_thread.run_sync(calls.fstatvfs, root.fd, abandon_on_cancel=True)
         else:
-            real = calls.fstatvfs(self.nodes.fd(root))
+            real = calls.fstatvfs(self.nodes.descriptors.fd(root))
         shown = pyfuse3.StatvfsData()
         shown.f_bsize = real.f_bsize
         shown.f_frsize = real.f_frsize

@@ -144,7 +144,7 @@ class Core(pyfuse3.Operations):
         self.visibility = Visibility(nodes, AT_ONCE)
         self.tasks: Tasks | None = None
         self.requests = Requests()
-        self.references = References(nodes.forget, self.requests.is_news, nodes.drop_unused)
+        self.references = References(nodes.forget, self.requests.is_news, nodes.registry.drop_unused)
         self.files = OpenFiles(nodes, max_open)
         self.half_read = HalfRead()
         self.turns = Turns()
@@ -232,7 +232,7 @@ class Core(pyfuse3.Operations):
         if self.knfsd:
             self.reconnection.end(ctx.pid)
         obj = self.nodes.get(inode)
-        waits = self.nodes.waits(obj)
+        waits = self.nodes.mounts.waits(obj)
         if waits:
             number, view, who = await self._served_prefaulted(obj, inode, ctx, for_attributes=for_attributes)
         else:
@@ -241,7 +241,7 @@ class Core(pyfuse3.Operations):
         viewer = self.callers.viewer(view, who, ctx)
         if obj.audience != ALL_VIEWERS and not self.cache.subtree_check:
             self.cache.note_viewer(number, obj, viewer)  # this caller evidently got the nodeid, or the object itself
-        fd, pin = self.nodes.fd(obj), obj.descriptor
+        fd, pin = self.nodes.descriptors.fd(obj), obj.descriptor
         info = obj.filesystem.stat(fd)
         has_acl = None
         if view.hides and not self.cache.is_known_to(number, obj):
@@ -269,7 +269,7 @@ class Core(pyfuse3.Operations):
                 self.requests.counters.hidden_handles += 1
                 raise Stale
         if (
-            (self.nodes.disconnected or not obj.filesystem.watched)
+            (self.nodes.registry.disconnected or not obj.filesystem.watched)
             and self._is_outside(view, who, obj)
             and not has_open
             and not (or_open and self.files.has_open(who, obj))
@@ -284,7 +284,7 @@ class Core(pyfuse3.Operations):
 
     def _is_outside(self, view: View, who: Actor, obj: Object) -> bool:
         """Whether the object was moved out of the tree, if the check of visibility does not find out where it is."""
-        return not view.policy_hides and who is not DAEMON and not self.nodes.is_in_tree(obj)
+        return not view.policy_hides and who is not DAEMON and not self.nodes.locator.is_in_tree(obj)
 
     def _check_visibility(
         self, view: View, who: Actor, obj: Object, info: linux.Stat, checked: CheckedAncestors | None
@@ -326,7 +326,7 @@ class Core(pyfuse3.Operations):
             if checked.view is not view or checked.uid != who.uid:
                 break
             try:
-                info = one.filesystem.stat(self.nodes.fd(one))
+                info = one.filesystem.stat(self.nodes.descriptors.fd(one))
                 checked.known[one] = self.visibility.is_visible(view, who, one, info, checked.known)
             except TooManyAncestors:
                 break  # these are not the directories above any more
@@ -384,13 +384,13 @@ class Core(pyfuse3.Operations):
                     break
             if lower_query is not None:
                 served = number, view, AnsweredActor(who, lower_query.answers)
-        self.nodes.use_prefaulted(seen)
+        self.nodes.locator.use_prefaulted(seen)
         return served
 
     async def _prefault(
         self, obj: Object, name: bytes | None = None, lower_query: Query | None = None, uid: int = -1
     ) -> Mapping[tuple[int, bytes], tuple[int, int]]:
-        """Prefault the object, and `name` in it; return what `Nodes.use_prefaulted` needs.
+        """Prefault the object, and `name` in it; return what `Locator.use_prefaulted` needs.
 
         With `lower_query`, the same thread queries the lower mount about it. What is deep in the tree is prefaulted in
         parts, for one request of each caller (`uid`, or the daemon) at a time.
@@ -399,24 +399,26 @@ class Core(pyfuse3.Operations):
             Stale: directories are moved faster than they can be prefaulted.
         """
         for _ in range(_MOST_PREFAULTS):
-            *ancestors, last = self.nodes.prefault_parts(obj)
+            *ancestors, last = self.nodes.prefaulter.parts(obj)
             there: dict[tuple[int, bytes], tuple[int, int]] = {}
             has_moved = False
             if ancestors:
                 async with self.turns.alone(uid):  # a part takes many descriptors
                     for part in ancestors:
-                        prefault = self.nodes.with_descriptor(self.nodes.prefault, obj, None, part)
+                        prefault = self.nodes.descriptors.with_descriptor(
+                            self.nodes.prefaulter.prefault, obj, None, part
+                        )
                         found = await trio.to_thread.run_sync(prefault, abandon_on_cancel=True)
-                        has_moved |= self.nodes.prefaulted(found)
+                        has_moved |= self.nodes.prefaulter.prefaulted(found)
                         there |= found.inodes
-            prefault = self.nodes.with_descriptor(self.nodes.prefault, obj, name, last)
+            prefault = self.nodes.descriptors.with_descriptor(self.nodes.prefaulter.prefault, obj, name, last)
             if lower_query is not None:
                 prefault = lower_query.after(prefault, obj, self.nodes.root)
             found = await trio.to_thread.run_sync(prefault, abandon_on_cancel=True)
-            has_moved |= self.nodes.prefaulted(found)
+            has_moved |= self.nodes.prefaulter.prefaulted(found)
             if not has_moved:
                 there |= found.inodes
-                self.nodes.use_prefaulted(there)
+                self.nodes.locator.use_prefaulted(there)
                 return there
         raise Stale
 
@@ -435,7 +437,7 @@ class Core(pyfuse3.Operations):
         try:
             return await self._do_in_thread(replace(at, who=who), call, *args)
         except OSError as exc:
-            if not self.nodes.makes_room(exc):
+            if not self.nodes.descriptors.makes_room(exc):
                 raise
             return await self._do_in_thread(replace(at, who=who), call, *args)
 
@@ -468,7 +470,7 @@ class Core(pyfuse3.Operations):
                 return at
             if answers is not None and answers.credentials == at.who.credentials:
                 return replace(at, who=AnsweredActor(at.who, answers))
-            pin = Descriptor(self.nodes.with_descriptor(calls.dup, fd), (0, 0), 0)
+            pin = Descriptor(self.nodes.descriptors.with_descriptor(calls.dup, fd), (0, 0), 0)
             of_it = replace(at, fd=pin.fd, who=at.who.found(), pin=pin)
             answers = await self._do_in_thread(of_it, self._query_lower)
 
@@ -482,10 +484,10 @@ class Core(pyfuse3.Operations):
         """Let the kernel itself in, which is reconnecting a handle: no policy is consulted."""
         number, view = await self.callers.view(inode)
         obj = self.nodes.get(inode)
-        waits = self.nodes.waits(obj)
+        waits = self.nodes.mounts.waits(obj)
         if waits:
             await self._prefault(obj)
-        fd = self.nodes.fd(obj)
+        fd = self.nodes.descriptors.fd(obj)
         info = obj.filesystem.stat(fd)
         return Request(number, view, DAEMON, obj, fd, info, NO_VIEWER, pin=obj.descriptor, waits=waits)
 
@@ -516,10 +518,10 @@ class Core(pyfuse3.Operations):
             how to go on (`_again`), the descriptor, and its stat; None if it is hidden, and the descriptor closed.
 
         Raises:
-            OSError: there is no such entry, or the name leads to an excluded mount (`Nodes.stat`).
+            OSError: there is no such entry, or the name leads to an excluded mount (`TreeMounts.stat`).
         """
         fd, answers = await self._do(at, partial(self._open_and_query, name=name))
-        if not self.nodes.is_name_remote(at.obj, name):
+        if not self.nodes.mounts.is_name_remote(at.obj, name):
             # It is in memory now. Changes may have been reported meanwhile, and what the kernel is to cache must have
             # been found after them.
             calls.close(fd)
@@ -540,14 +542,14 @@ class Core(pyfuse3.Operations):
 
         Raises:
             FileNotFoundError: there is no such entry, or it is hidden.
-            OSError: it is on an excluded mount (`Nodes.stat`).
+            OSError: it is on an excluded mount (`TreeMounts.stat`).
         """
         if not at.waits:
             found = self.find(at, name)
             if not isinstance(found, Missing):
                 seen = found.obj.descriptor
                 assert seen is not None
-                self.nodes.drop_if_unused(found.obj)  # the kernel may not know it (yet)
+                self.nodes.registry.drop_if_unused(found.obj)  # the kernel may not know it (yet)
                 return at, seen, found.info
         else:
             at, fd, info = await self._open_in_thread(at, name, inode, ctx)
@@ -577,7 +579,7 @@ class Core(pyfuse3.Operations):
         except OSError:
             return False
         try:
-            return not is_entry_visible(at.view, at.who, name, self.nodes.stat(fd), fd)
+            return not is_entry_visible(at.view, at.who, name, self.nodes.mounts.stat(fd), fd)
         finally:
             calls.close(fd)
 
@@ -615,7 +617,7 @@ class Core(pyfuse3.Operations):
         """
         if not self.ganesha or ctx.uid != 0:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        fd = self.nodes.with_descriptor(calls.dup, at.fd)
+        fd = self.nodes.descriptors.with_descriptor(calls.dup, at.fd)
         if stat.S_ISDIR(at.info.st_mode):
             self.files.opened_directory(fd, at)
         else:

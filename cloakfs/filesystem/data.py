@@ -109,18 +109,20 @@ class DataOperations(Core):
         try:
             if only_reads:
                 credentials = at.credentials_for(os.R_OK)
-                return self.nodes.with_descriptor(calls.open, credentials, at.fd, flags & ~(_NOT_AGAIN | os.O_APPEND))
-            return self.nodes.with_descriptor(open_again, at.credentials, at.fd, flags)
+                return self.nodes.descriptors.with_descriptor(
+                    calls.open, credentials, at.fd, flags & ~(_NOT_AGAIN | os.O_APPEND)
+                )
+            return self.nodes.descriptors.with_descriptor(open_again, at.credentials, at.fd, flags)
         except PermissionError:
             if not self._has_nfs_right(at, flags):
                 raise
-            return self.nodes.with_descriptor(open_again, linux.ROOT, at.fd, flags)
+            return self.nodes.descriptors.with_descriptor(open_again, linux.ROOT, at.fd, flags)
 
     def _open_to_execute(self, at: Request) -> int:
         """Open for execve(2): the right to execute is what counts, and the kernel reads on the caller's behalf."""
         if not calls.access(at.credentials, at.fd, os.X_OK):
             raise FUSEError(errno.EACCES)
-        return self.nodes.with_descriptor(calls.open, linux.ROOT, at.fd, os.O_RDONLY)
+        return self.nodes.descriptors.with_descriptor(calls.open, linux.ROOT, at.fd, os.O_RDONLY)
 
     @operation
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
@@ -210,7 +212,9 @@ class DataOperations(Core):
         """
         if all(filesystem.has_posix_rules for filesystem in self.nodes.mounts.filesystems):
             raise FUSEError(errno.ENOSYS)
-        await trio.to_thread.run_sync(calls.close, self.nodes.with_descriptor(calls.dup, fh), abandon_on_cancel=True)
+        await trio.to_thread.run_sync(
+            calls.close, self.nodes.descriptors.with_descriptor(calls.dup, fh), abandon_on_cancel=True
+        )
 
     @operation
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:

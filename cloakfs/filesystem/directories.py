@@ -72,7 +72,7 @@ def _read_names(nodes: Nodes, fd: int, far: Set[bytes], *, all_of_them: bool) ->
 def _prefault_all(nodes: Nodes, fd: int, names: list[bytes]) -> None:
     for name in names:
         with contextlib.suppress(OSError):
-            nodes.prefault_name(linux.ROOT, fd, name)
+            nodes.prefaulter.prefault_name(linux.ROOT, fd, name)
 
 
 class Reply:
@@ -124,7 +124,9 @@ class DirectoryOperations(NameOperations):
         return fh
 
     def _open_directory(self, at: Request) -> int:
-        return self.nodes.with_descriptor(calls.open, at.credentials_for(os.R_OK), at.fd, os.O_RDONLY | os.O_DIRECTORY)
+        return self.nodes.descriptors.with_descriptor(
+            calls.open, at.credentials_for(os.R_OK), at.fd, os.O_RDONLY | os.O_DIRECTORY
+        )
 
     @operation
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
@@ -143,7 +145,7 @@ class DirectoryOperations(NameOperations):
         directory = self.files.directory(fh)
         if directory.sought is not None:
             sought = self.nodes.get(directory.sought)
-            if self.nodes.waits(sought):
+            if self.nodes.mounts.waits(sought):
                 await self._prefault(sought)
             self._report_sought(directory, directory.sought, start_id, token, ctx)
             return
@@ -208,12 +210,12 @@ class DirectoryOperations(NameOperations):
         """Read more of the names; return False at the end. Afterwards, their stats are in memory, or they are open."""
         filesystem = directory.obj.filesystem
         silent: Set[bytes] = frozenset()
-        if filesystem.in_memory and not self.nodes.waits(directory.obj):
+        if filesystem.in_memory and not self.nodes.mounts.waits(directory.obj):
             names = calls.getdents(linux.ROOT, fh)
         elif filesystem.remote:
             names = await self._read_remote(fh, directory)
         else:
-            far = self.nodes.remote_names(directory.obj)
+            far = self.nodes.mounts.remote_names(directory.obj)
             read = partial(_read_names, self.nodes, fh, far, all_of_them=filesystem.waits)
             names = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
             silent = {name for name, _, _ in names if name in far and not await self._responds(directory.obj, name)}
@@ -227,14 +229,14 @@ class DirectoryOperations(NameOperations):
 
     async def _read_remote(self, fh: FileHandleT, directory: OpenDirectory) -> list[tuple[bytes, int, int]]:
         """Return more names of a remote directory, and open what they lead to."""
-        far = self.nodes.remote_names(directory.obj)
+        far = self.nodes.mounts.remote_names(directory.obj)
         read = partial(self._read_some, fh, far)
         try:
             names, found = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
         except OSError as exc:
             # It may have read names before it failed.
             calls.lseek(fh, directory.pending[-1][1] if directory.pending else max(directory.cookie, 0), os.SEEK_SET)
-            if not self.nodes.makes_room(exc):
+            if not self.nodes.descriptors.makes_room(exc):
                 raise
             names, found = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
         directory.found |= found
@@ -298,7 +300,7 @@ class DirectoryOperations(NameOperations):
         """Report the names that were read, as many as there is time for; return False when the reply is full."""
         obj = directory.obj
         most = len(directory.pending)
-        if self.nodes.waits(obj):
+        if self.nodes.mounts.waits(obj):
             if self.views.lower is not None and directory.found:
                 most = _MOST_QUERIED
             found = [directory.found[name] for name, *_ in directory.pending[:most] if name in directory.found]
@@ -316,7 +318,7 @@ class DirectoryOperations(NameOperations):
             return await self._report(fh, directory, reply, ctx, checked)
         if (
             not is_hidden
-            and (self.nodes.disconnected or not obj.filesystem.watched)
+            and (self.nodes.registry.disconnected or not obj.filesystem.watched)
             and self._is_outside(view, who, obj)
         ):
             self.requests.counters.hidden_handles += 1
@@ -331,7 +333,7 @@ class DirectoryOperations(NameOperations):
         if directory.is_kept:
             self.visibility.access_paths.is_up_to_date()
             self.cache.complete_directories.check_reader(at)
-        with self.nodes.batch():
+        with self.nodes.index.batch():
             return self._fill(at, directory, reply, most)
 
     def _report_sought(
@@ -342,9 +344,9 @@ class DirectoryOperations(NameOperations):
         if start_id or view is None or self.reconnection.sought_child(ctx.pid, self._nodeid(directory)) != sought:
             return
         obj = self.nodes.get(sought)
-        fd = self.nodes.fd(obj)
+        fd = self.nodes.descriptors.fd(obj)
         info = obj.filesystem.stat(fd)
-        name = next((name for parent, name in self.nodes.places(obj, info) if parent is directory.obj), None)
+        name = next((name for parent, name in self.nodes.locator.places(obj, info) if parent is directory.obj), None)
         if name is None:
             return
         self.reconnection.found(ctx.pid, name)
@@ -463,16 +465,20 @@ class DirectoryOperations(NameOperations):
         # The right to list is enough for names; before a caller gets attributes, the kernel sends LOOKUP.
         if at.obj.filesystem.remote:
             found = directory.found.get(name, -1)  # which stays until the entry has been reported
-            return self._entry_found(at, name, self.nodes.with_descriptor(calls.dup, found)) if found >= 0 else None
+            return (
+                self._entry_found(at, name, self.nodes.descriptors.with_descriptor(calls.dup, found))
+                if found >= 0
+                else None
+            )
         try:
             info, _ = calls.statx(linux.ROOT, at.fd, name)
-            obj = self.nodes.at_place(at.obj, name, info)
+            obj = self.nodes.descriptors.at_place(at.obj, name, info)
             if obj is not None:
                 if is_entry_visible(at.view, at.who, name, info, obj.fd):
                     return self._shown(at, name, obj, info)
                 self.requests.counters.hidden_entries += 1
                 return None
-            fd = self.nodes.with_descriptor(calls.find, linux.ROOT, at.fd, name)
+            fd = self.nodes.descriptors.with_descriptor(calls.find, linux.ROOT, at.fd, name)
         except OSError as exc:
             if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise
@@ -482,7 +488,7 @@ class DirectoryOperations(NameOperations):
     def _entry_found(self, at: Request, name: bytes, fd: int) -> EntryAttributes | int | None:
         """Return what to report (`_entry_of`) of what `fd` (O_PATH) refers to. Takes ownership of `fd`."""
         try:
-            info = self.nodes.stat(fd)
+            info = self.nodes.mounts.stat(fd)
             if not is_entry_visible(at.view, at.who, name, info, fd):
                 self.requests.counters.hidden_entries += 1
                 calls.close(fd)
@@ -490,10 +496,10 @@ class DirectoryOperations(NameOperations):
         except BaseException as exc:
             calls.close(fd)
             if isinstance(exc, PermissionError) and not isinstance(exc, TooSoon):
-                return None  # it is on an excluded mount (`Nodes.stat`)
+                return None  # it is on an excluded mount (`TreeMounts.stat`)
             raise
         try:
-            obj = self.nodes.resolve(fd, at.obj, name, info)
+            obj = self.nodes.registry.resolve(fd, at.obj, name, info)
         except Unstored:
             return UNKNOWN_INODE  # it can be listed all the same
         return self._shown(at, name, obj, info)
@@ -514,7 +520,7 @@ class DirectoryOperations(NameOperations):
                 return self.replies.top()
         elif obj.parent is not None:
             obj = obj.parent
-        fd = self.nodes.fd(obj)
+        fd = self.nodes.descriptors.fd(obj)
         return self.replies.attributes(at.number, at.view, obj, obj.name, fd, obj.filesystem.stat(fd))
 
     async def _read_top(self, start_id: int, token: ReaddirToken, ctx: RequestContext) -> None:
@@ -524,7 +530,7 @@ class DirectoryOperations(NameOperations):
         root, reply = self.nodes.root, Reply(token)
         for number, label, view in self.views.after(max(start_id - 2, 0)):
             if view.admits(ClientId(ctx.uid)):
-                fd = self.nodes.fd(root)
+                fd = self.nodes.descriptors.fd(root)
                 entry = self.replies.attributes(number, view, root, b"", fd, root.filesystem.stat(fd))
                 root.lookups += 1
                 if not pyfuse3.readdir_reply(token, b"@" + os.fsencode(label), entry, number + 2):

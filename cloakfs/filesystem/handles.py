@@ -182,14 +182,14 @@ class OpenFiles:
             file.no_set_id_in = self.epoch
         if flags & os.O_TRUNC:
             at.obj.report_size(at.number, 0)
-        self._nodes.opened(at.obj, fd)
+        self._nodes.registry.opened(at.obj, fd)
         return FileHandleT(fd)
 
     def opened_directory(self, fd: int, at: Request) -> OpenDirectory:
         """Keep `fd`, which refers to the directory of `at`, for a client."""
         directory = self.by_fd[fd] = OpenDirectory(at)
         self.shares.take(directory.uid)
-        self._nodes.opened(at.obj, fd)
+        self._nodes.registry.opened(at.obj, fd)
         return directory
 
     def directory(self, fh: FileHandleT) -> OpenDirectory:
@@ -204,7 +204,7 @@ class OpenFiles:
         The close of a remote file takes a request to its server.
         """
         file = self.by_fd.pop(fh)
-        self._nodes.closed(file.obj, fh)
+        self._nodes.registry.closed(file.obj, fh)
         filesystem = file.obj.filesystem
         may_wait = filesystem.by_threads or filesystem.slow_until > 0  # what `waits` depends on, without a call
         if (may_wait and filesystem.waits) or (file.written > _MUCH and not filesystem.in_memory):

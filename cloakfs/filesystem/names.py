@@ -21,6 +21,7 @@ from ..tree.index import Unstored
 from ..tree.mounts import TooSoon
 from ..tree.nodes import OBJECT_BITS
 from ..tree.objects import ROOT, Descriptor, Directory, Object, Stale, dev_ino
+from ..tree.registry import known_entry, unlist
 from ..tree.request import Request
 from ..tree.visibility import attrs_of, is_entry_visible, is_new_entry_visible, note_not_made
 from . import atomic
@@ -150,13 +151,13 @@ class NameOperations(Core):
             return at, ABSENT
         if info is None:
             return at, HIDDEN
-        return at, Found(self.nodes.resolve(fd, at.obj, name, info), info)
+        return at, Found(self.nodes.registry.resolve(fd, at.obj, name, info), info)
 
     def _absent(self, at: Request, name: bytes, missing: Missing) -> EntryAttributes:
         """Return an answer that nothing has that name, with how long the kernel may cache it."""
         counters = self.requests.counters
         counters.errors["lookup", errno.ENOENT] += 1
-        self.nodes.unlist(at.obj, name if missing is ABSENT else _NO_NAME)
+        unlist(at.obj, name if missing is ABSENT else _NO_NAME)
         if at.who is DAEMON:
             return _ABSENT
         is_hidden = missing is HIDDEN
@@ -173,7 +174,7 @@ class NameOperations(Core):
         except OSError:
             return None
         try:
-            is_directory = stat.S_ISDIR(self.nodes.stat(fd).st_mode)
+            is_directory = stat.S_ISDIR(self.nodes.mounts.stat(fd).st_mode)
             handle, _ = self.nodes.mounts.identify(fd, at.obj)
         finally:
             calls.close(fd)
@@ -195,12 +196,12 @@ class NameOperations(Core):
         if not self.callers.admits(view, ctx):
             raise FUSEError(errno.EACCES)
         root = self.nodes.root
-        if self.nodes.waits(root):
+        if self.nodes.mounts.waits(root):
             await self._prefault(root)
             view = self.views.get(number)
             if view is None:
                 raise Stale
-        fd = self.nodes.fd(root)
+        fd = self.nodes.descriptors.fd(root)
         entry = self.replies.attributes(number, view, root, b"", fd, root.filesystem.stat(fd))
         root.lookups += 1
         return entry
@@ -220,14 +221,14 @@ class NameOperations(Core):
 
     async def _connected(self, inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
         obj = self.nodes.get(inode)
-        if self.nodes.waits(obj):
+        if self.nodes.mounts.waits(obj):
             await self._prefault(obj)
         number, view = await self.callers.view(inode)
         if (
             name == b"."
-            and (self.nodes.disconnected or not obj.filesystem.watched)
+            and (self.nodes.registry.disconnected or not obj.filesystem.watched)
             and not view.policy_hides
-            and not self.nodes.is_in_tree(obj)
+            and not self.nodes.locator.is_in_tree(obj)
         ):
             raise Stale
         if name == b"..":
@@ -235,13 +236,13 @@ class NameOperations(Core):
                 if self.views.top:
                     return self.replies.top()
             else:
-                parent = self.nodes.parent_directory(obj)
+                parent = self.nodes.locator.parent_directory(obj)
                 if parent is None:
                     raise Stale
                 obj = parent
                 if self.reconnects_as_others:
                     self.reconnection.begin(ctx.pid, inode, self.nodes.nodeid(number, parent))
-        fd = self.nodes.fd(obj)
+        fd = self.nodes.descriptors.fd(obj)
         info = obj.filesystem.stat(fd)
         if info.st_nlink == 0 and not obj.open_files:
             raise Stale
@@ -260,7 +261,7 @@ class NameOperations(Core):
         if inode == ROOT and self.views.top:  # `_is_top`, without a call
             raise FUSEError(errno.EROFS)
         at = await self._enter(inode, ctx)
-        self.nodes.require_room()
+        self.nodes.index.require_room()
         if at.view.policy_hides and at.who is not DAEMON:
             uid, gid = at.who.uid, at.who.gid
             if at.view.lower is not None:
@@ -316,19 +317,25 @@ class NameOperations(Core):
             if fd < 0:
                 is_new = at.view is before.view and not before.waits and _is_sole_writer(at)
                 fd = self._open_named(at, name)
-            info = self.nodes.stat(fd)
+            info = self.nodes.mounts.stat(fd)
             if info.st_uid != at.who.uid:
                 at = await self._again_with_answers(at, fd, inode, ctx)
                 if not is_entry_visible(at.view, at.who, name, info, fd):
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             # So that it can be recognized (`_unmake`).
-            own = Descriptor(self.nodes.with_descriptor(calls.dup, fd), dev_ino(info), 0) if self.exported else None
+            own = (
+                Descriptor(self.nodes.descriptors.with_descriptor(calls.dup, fd), dev_ino(info), 0)
+                if self.exported
+                else None
+            )
         except BaseException:
             if fd >= 0:
                 calls.close(fd)
             raise
         try:
-            return self.replies.named(at, name, self.nodes.resolve(fd, at.obj, name, info, is_new=is_new), info)
+            return self.replies.named(
+                at, name, self.nodes.registry.resolve(fd, at.obj, name, info, is_new=is_new), info
+            )
         except Unstored:
             if own is not None:
                 await self._unmake(at, name, own.fd, info)
@@ -363,17 +370,21 @@ class NameOperations(Core):
         found. `is_new`: see `Registry.resolve`.
         """
         info = at.obj.filesystem.stat(fd)
-        obj = self.nodes.resolve(fd, at.obj, name, info, is_new=is_new)
+        obj = self.nodes.registry.resolve(fd, at.obj, name, info, is_new=is_new)
         if is_new and at.obj.filesystem.has_posix_rules:
             self.cache.note_absent_xattr(obj, CAPABILITY)
         if at.obj.filesystem.remote:
             leads_there = is_there
         else:
-            leads_there = (is_new and _is_sole_writer(at)) or self.nodes.is_at(info, at.obj, name, at.credentials)
+            leads_there = (is_new and _is_sole_writer(at)) or self.nodes.locator.is_at(
+                info, at.obj, name, at.credentials
+            )
         if leads_there:
             return obj, info, self.replies.named(at, name, obj, info)
         # The name already leads to something else, so the kernel is not to cache it.
-        entry = self.replies.attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info, at.checked_caller)
+        entry = self.replies.attributes(
+            at.number, at.view, obj, name, self.nodes.descriptors.fd(obj), info, at.checked_caller
+        )
         self.cache.note_viewer(at.number, obj, at.viewer)
         obj.lookups += 1
         return obj, info, entry
@@ -382,7 +393,7 @@ class NameOperations(Core):
     async def mkdir(self, parent_inode: InodeT, name: bytes, mode: ModeT, ctx: RequestContext) -> EntryAttributes:
         """See mkdir(2); for a hidden name, the real tree answers EEXIST."""
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
-        if self.nodes.is_deepest(at.obj):
+        if self.nodes.locator.is_deepest(at.obj):
             raise FUSEError(errno.ENAMETOOLONG)
 
         def make(at: Request) -> None:
@@ -429,7 +440,7 @@ class NameOperations(Core):
             if at.obj.filesystem.remote:
                 with contextlib.suppress(OSError):  # as in `_make_named`
                     path_fd = calls.find_again(linux.ROOT, fd)
-                    self.nodes.fetch_attributes(at.credentials, path_fd)
+                    self.nodes.prefaulter.fetch_attributes(at.credentials, path_fd)
                     is_there = atomic.leads_to(at.credentials, at.fd, name, calls.fstat(path_fd))
             # While a thread makes it, other requests may find it.
             return fd, None if at.in_thread else maker, maker is None, path_fd, is_there
@@ -445,7 +456,7 @@ class NameOperations(Core):
             is_new = maker is not None and at.view is view  # otherwise, others may have found it meanwhile
             if path_fd < 0:
                 credentials = linux.ANY_CREDENTIALS if at.obj.filesystem.has_posix_rules else linux.ROOT
-                path_fd = self.nodes.with_descriptor(calls.find_again, credentials, fd)
+                path_fd = self.nodes.descriptors.with_descriptor(calls.find_again, credentials, fd)
             taken, path_fd = path_fd, -1
             try:
                 obj, info, entry = self._made_as(at, name, taken, is_there=is_there, is_new=is_new)
@@ -472,7 +483,9 @@ class NameOperations(Core):
         """Return a descriptor of the file with that name, and as whom it was made here, if so."""
         how, credentials = reopen_flags(flags), _creator(at, mode)
         try:
-            fd = self.nodes.with_descriptor(calls.create, credentials, at.fd, name, how, stat.S_IMODE(mode), umask)
+            fd = self.nodes.descriptors.with_descriptor(
+                calls.create, credentials, at.fd, name, how, stat.S_IMODE(mode), umask
+            )
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
@@ -487,7 +500,7 @@ class NameOperations(Core):
                 if not stat.S_ISREG(info.st_mode):
                     # Opening a FIFO would make all callers wait; on this error, the kernel looks the name up again.
                     raise Stale from None
-                return self.nodes.with_descriptor(open_again, at.credentials, path_fd, flags), None
+                return self.nodes.descriptors.with_descriptor(open_again, at.credentials, path_fd, flags), None
             finally:
                 calls.close(path_fd)
         else:
@@ -505,7 +518,7 @@ class NameOperations(Core):
         await self._enter(inode, ctx)
         at = await self._enter(new_parent_inode, ctx)
         obj = self.nodes.get(inode)
-        source = self.nodes.with_descriptor(calls.dup, self.nodes.fd(obj))
+        source = self.nodes.descriptors.with_descriptor(calls.dup, self.nodes.descriptors.fd(obj))
         try:
             await self._require_visible_as(at, new_name, source, obj.filesystem.stat(source), or_taken=True)
             at = await self._again(at, new_parent_inode, ctx)
@@ -518,7 +531,7 @@ class NameOperations(Core):
             if not at.obj.filesystem.remote:
                 return False
             with contextlib.suppress(OSError):  # the link has been made
-                self.nodes.fetch_attributes(at.credentials, source)
+                self.nodes.prefaulter.fetch_attributes(at.credentials, source)
                 return atomic.leads_to(at.credentials, at.fd, new_name, calls.fstat(source))
             return False
 
@@ -532,7 +545,7 @@ class NameOperations(Core):
             self.cache.complete_directories.invalidate(at.obj)
         self.cache.linked(obj)
         at = await self._again(at, new_parent_inode, ctx)
-        again = self.nodes.with_descriptor(calls.dup, self.nodes.fd(obj))
+        again = self.nodes.descriptors.with_descriptor(calls.dup, self.nodes.descriptors.fd(obj))
         _, _, entry = self._made_as(at, new_name, again, is_there=is_there)
         return entry
 
@@ -558,7 +571,9 @@ class NameOperations(Core):
             except atomic.Elsewhere:
                 at = await self._again(at, inode, ctx)
             else:
-                removed = self.nodes.at_place(at.obj, name, info) or self.nodes.known(seen.fd, at.obj)
+                removed = self.nodes.descriptors.at_place(at.obj, name, info) or self.nodes.registry.known(
+                    seen.fd, at.obj
+                )
                 await self.cache.removed(at.number, [(at.obj, name)], removed)
                 return
         raise Stale
@@ -574,7 +589,7 @@ class NameOperations(Core):
         found = self.find(at, name)
         if isinstance(found, Missing):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        self.nodes.drop_if_unused(found.obj)  # the kernel may not know it (yet)
+        self.nodes.registry.drop_if_unused(found.obj)  # the kernel may not know it (yet)
         if not (stat.S_ISDIR(found.info.st_mode) if call is calls.rmdir else _is_single(found)):
             return None
         at.obj.filesystem.timed(call, at.credentials_for_names(), at.fd, name)
@@ -615,8 +630,8 @@ class NameOperations(Core):
         elif await self._rename_at_once(new, name_old, name_new, flags):
             return
         old_obj = old.obj
-        if new.obj is not old_obj and self.nodes.is_deepest(new.obj):
-            moved = self.nodes.entry(old_obj, name_old)
+        if new.obj is not old_obj and self.nodes.locator.is_deepest(new.obj):
+            moved = known_entry(old_obj, name_old)
             if moved is None or isinstance(moved, Directory):
                 raise FUSEError(errno.ENAMETOOLONG)
         with contextlib.ExitStack() as stack:
@@ -630,7 +645,7 @@ class NameOperations(Core):
                 new, replaced = await self._rename_visible(old, name_old, new, name_new, flags, inodes, ctx)
                 if replaced is not None:
                     stack.callback(calls.close, replaced)
-                    removed = self.nodes.known(replaced, new.obj)
+                    removed = self.nodes.registry.known(replaced, new.obj)
             await self.cache.removed(new.number, [(old_obj, name_old), (new.obj, name_new)], removed)
         new = await self._again(new, parent_inode_new, ctx)
         await self._moved(old_obj, new, name_new)
@@ -703,18 +718,18 @@ class NameOperations(Core):
             credentials = _mover(at, at, found.info)
             directory.filesystem.timed(calls.rename, credentials, at.fd, name_old, at.fd, name_new, flags)
             await self.cache.removed(at.number, [(directory, name_old), (directory, name_new)], replaced)
-            self.nodes.move(found.obj, directory, name_new)
+            self.nodes.registry.move(found.obj, directory, name_new)
             await self.cache.moved(at.number, at.view, found.obj, directory, directory)
         finally:
             self.cache.complete_directories.invalidate(directory)
-            self.nodes.drop_if_unused(found.obj)  # the kernel may not know it (yet)
-            self.nodes.drop_if_unused(replaced)
+            self.nodes.registry.drop_if_unused(found.obj)  # the kernel may not know it (yet)
+            self.nodes.registry.drop_if_unused(replaced)
         return True
 
     def _at(self, at: Request, obj: Object) -> Request:
         """Return the same request, about another object of the view to which the caller was let in as well."""
-        fd = self.nodes.fd(obj)
-        info, waits = obj.filesystem.stat(fd), self.nodes.waits(obj)
+        fd = self.nodes.descriptors.fd(obj)
+        info, waits = obj.filesystem.stat(fd), self.nodes.mounts.waits(obj)
         return replace(at, obj=obj, fd=fd, info=info, has_acl=None, pin=obj.descriptor, waits=waits)
 
     @staticmethod
@@ -773,7 +788,7 @@ class NameOperations(Core):
         except FileNotFoundError:
             return None
         try:
-            if not is_entry_visible(at.view, at.who, name, self.nodes.stat(fd), fd):
+            if not is_entry_visible(at.view, at.who, name, self.nodes.mounts.stat(fd), fd):
                 raise FUSEError(if_hidden)
         except BaseException:
             calls.close(fd)
@@ -788,10 +803,10 @@ class NameOperations(Core):
             obj = None
             if not to.waits:
                 with contextlib.suppress(PermissionError):  # it was just withdrawn
-                    obj = self.nodes.moved_at_once(to.credentials_for(os.X_OK), to.obj, name)
+                    obj = self.nodes.registry.moved_at_once(to.credentials_for(os.X_OK), to.obj, name)
             if obj is None:
                 fd = await self._do(to, partial(self._open_as_root, name=name))
-                obj = self.nodes.moved(fd, to.obj, name)
+                obj = self.nodes.registry.moved(fd, to.obj, name)
         except OSError:
             return  # it is somewhere else already, and is searched for at the next request about it
         if obj is not None:

@@ -81,14 +81,14 @@ class DentryRelookup:
         """Look up a directory again that a caller was refused before the daemon knew which object it is."""
         try:
             parent = self._nodes.get(parent_inode)
-            if self._nodes.waits(parent):
+            if self._nodes.mounts.waits(parent):
                 self.refused((parent.children or {}).get(name))
                 return
-            fd = calls.find(linux.ROOT, self._nodes.fd(parent), name, os.O_DIRECTORY)
+            fd = calls.find(linux.ROOT, self._nodes.descriptors.fd(parent), name, os.O_DIRECTORY)
         except OSError:
             return
         try:
-            known = self._nodes.known(fd, parent)
+            known = self._nodes.registry.known(fd, parent)
         except OSError:
             return
         finally:

@@ -103,7 +103,7 @@ class Replies:
 
     def entry(self, at: Request, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
         """Return the attributes of the entry `name` of the directory, with how long the kernel may cache both."""
-        fd = self._nodes.fd(obj)
+        fd = self._nodes.descriptors.fd(obj)
         entry = self.attributes(at.number, at.view, obj, name, fd, info, at.checked_caller)
         entry.entry_timeout, entry.attr_timeout = self._cache.entry(at, name, obj, fd, info)
         return entry
@@ -117,7 +117,7 @@ class Replies:
     def top(self) -> EntryAttributes:
         """Return the attributes of the list of views at the root of the mount."""
         root = self._nodes.root
-        info = root.filesystem.stat(self._nodes.fd(root))
+        info = root.filesystem.stat(self._nodes.descriptors.fd(root))
         entry = EntryAttributes()
         entry.st_ino = pyfuse3.ROOT_INODE
         entry.generation = 0

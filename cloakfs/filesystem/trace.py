@@ -287,8 +287,8 @@ class Trace:
             return None
         why = "the real tree refuses it"
         with contextlib.suppress(OSError):  # it is gone by now
-            if not self._nodes.waits(target.obj):
-                info = target.obj.filesystem.stat(self._nodes.fd(target.obj))
+            if not self._nodes.mounts.waits(target.obj):
+                info = target.obj.filesystem.stat(self._nodes.descriptors.fd(target.obj))
                 mode = f"{stat.filemode(info.st_mode)} {info.st_uid}:{info.st_gid}"
                 why += f" ({self._path(target._replace(name=None))} is {mode} there)"
         return why

@@ -144,7 +144,7 @@ class XattrOperations(Core):
         try:
             await self._do(at, lambda at: calls.setxattr(at.credentials, at.fd, name, value))
         finally:
-            for obj in (at.obj, *self.nodes.twins(at.obj)):
+            for obj in (at.obj, *self.nodes.registry.twins(at.obj)):
                 self.cache.clear_absent_xattrs(obj)
         await self._changed(at)
 

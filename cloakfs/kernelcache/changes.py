@@ -29,7 +29,7 @@ from ..tree.actor import actor
 from ..tree.filesystems import MountedFilesystem
 from ..tree.nodes import Nodes
 from ..tree.objects import Object
-from ..tree.registry import ReportedPlace
+from ..tree.registry import ReportedPlace, known_entry, unlist
 from ..tree.views import Views
 from ..tree.visibility import AccessPaths, is_entry_visible, world_may
 from ..view import View
@@ -156,7 +156,7 @@ class Changes:
         """Invalidate everything, since events were lost: anything may have changed, and be anywhere."""
         self._invalidation.invalidate_everything()
         self._nodes.locator.lose_reports()
-        self._lost = self._nodes.objects()
+        self._lost = self._nodes.registry.objects()
         self._any_moved.set()
 
     def _handle_events(self, events: list[Event]) -> None:
@@ -181,16 +181,16 @@ class Changes:
         if event.mask & FAN_ONDIR and event.mask & OF_ITSELF:
             if not event.target:  # before Linux 5.17
                 self._access_paths.invalidate()
-            elif (directory := self._nodes.by_handle(filesystem, event.target)) is not None:
+            elif (directory := self._nodes.registry.by_handle(filesystem, event.target)) is not None:
                 self._access_paths.changed(directory)
 
     def _handle_event(self, event: Event, filesystem: MountedFilesystem) -> bool:
         """Handle an event on this file system; return whether everything has to be invalidated because of it."""
         self._handle_access_paths(event, filesystem)
-        parent = self._nodes.by_handle(filesystem, event.directory)
+        parent = self._nodes.registry.by_handle(filesystem, event.directory)
         is_name = bool(event.mask & _NAMES)
         if event.target:
-            target = self._nodes.by_handle(filesystem, event.target)
+            target = self._nodes.registry.by_handle(filesystem, event.target)
         else:  # before Linux 5.17
             target = (parent.children or {}).get(event.name) if parent is not None else None
         if parent is not None and event.mask & (_NAMES | FAN_ATTRIB):
@@ -221,17 +221,17 @@ class Changes:
     def _handle_move(self, event: Event, filesystem: MountedFilesystem) -> None:
         """Note where an object is that was renamed, after what was cached of its former place was invalidated."""
         if event.target:
-            target = self._nodes.by_handle(filesystem, event.target)
+            target = self._nodes.registry.by_handle(filesystem, event.target)
         else:  # before Linux 5.17
-            parent = self._nodes.by_handle(filesystem, event.directory)
-            target = None if parent is None else self._nodes.entry(parent, event.name)
+            parent = self._nodes.registry.by_handle(filesystem, event.directory)
+            target = None if parent is None else known_entry(parent, event.name)
         if target is None:
             return
         if event.mask & FAN_MOVED_FROM:
             self._nodes.locator.renamed_away(target)
         if event.mask & FAN_MOVED_TO:
             self._nodes.locator.renamed_to(target, ReportedPlace(filesystem, event.directory, event.name))
-        if target in self._nodes.disconnected:
+        if target in self._nodes.registry.disconnected:
             self._moved.add(target)
             self._any_moved.set()
 
@@ -245,9 +245,9 @@ class Changes:
                 is_known = self._nodes.registry.by_number.get(obj.number) is obj
                 if is_known and not obj.filesystem.waits:
                     with contextlib.suppress(OSError):
-                        self._nodes.is_in_tree(obj)
+                        self._nodes.locator.is_in_tree(obj)
             if not self._moved and not self._lost:
-                self._nodes.disconnected.pop(self._nodes.root, None)
+                self._nodes.registry.disconnected.pop(self._nodes.root, None)
                 self._any_moved = trio.Event()
             await trio.sleep(_SHARE_OF_STEPS * (trio.current_time() - began))
 
@@ -260,7 +260,7 @@ class Changes:
         else:
             self._invalidation.invalidate_name(parent, event.name, parent.ever_cached_in)
         if event.mask & _NAMES:
-            self._nodes.unlist(parent, event.name)
+            unlist(parent, event.name)
 
     def _handle_listings(self, event: Event, filesystem: MountedFilesystem, target: Object | None) -> None:
         """Invalidate the listings that have an entry which has changed, if the event does not name their directory.
@@ -274,7 +274,7 @@ class Changes:
                 self._invalidation.invalidate_listing(parent)
         elif event.mask & FAN_ONDIR and self._lookups_left:
             self._lookups_left -= 1
-            place = self._nodes.place_of(filesystem, event.target)
+            place = self._nodes.locator.place_of(filesystem, event.target)
             if place is not None:
                 self._invalidation.invalidate_listing(place[0])
         elif event.mask & FAN_ONDIR or (not event.name and self._is_linked(filesystem, event.target)):
@@ -302,7 +302,7 @@ class Changes:
         own = self._views.get(0)
         if self._lookups_left and (own is None or own.fixed is not None):  # a caller view that hides has none
             self._lookups_left -= 1
-            place = self._nodes.place_of(filesystem, handle)
+            place = self._nodes.locator.place_of(filesystem, handle)
             if place is not None:
                 parent, name = place
                 self._invalidation.invalidate_name(parent, name, parent.ever_cached_in)
@@ -321,7 +321,7 @@ class Changes:
     def _hides_from_any_viewer(self, obj: Object) -> bool:
         """Whether any caller to whom the object was shown, in any view, may not know it as it is now."""
         try:
-            fd = self._nodes.fd(obj)
+            fd = self._nodes.descriptors.fd(obj)
             info = obj.filesystem.stat(fd)
             if len(obj.ever_cached_in) > _MAX_VIEWS:
                 view = self._views.any()
@@ -351,12 +351,12 @@ class Changes:
 
     def _invalidate_excluded(self, path: str) -> None:
         """Invalidate a place where a user has mounted something: what was seen below it must not remain visible."""
-        place = self._nodes.at_path(path)
+        place = self._nodes.locator.at_path(path)
         if place is None:
             return
         parent, name = place
         self._invalidation.invalidate_name(parent, name, parent.ever_cached_in)
-        child = self._nodes.entry(parent, name)
+        child = known_entry(parent, name)
         if child is not None:
             self._invalidation.invalidate(child)
 
@@ -385,9 +385,9 @@ class Changes:
     async def _invalidate_what_is_hidden(self, number: int, view: View, obj: Object) -> None:
         waits: set[trio.Event] = set()
         invalidated: list[tuple[SubtreeInvalidation, PendingNames]] = []
-        for one in (obj, *self._nodes.twins(obj)):
+        for one in (obj, *self._nodes.registry.twins(obj)):
             for parent, _ in self._invalidation.names_of(one):
-                if not self._complete.still_shows(view, parent, one.filesystem.stat(self._nodes.fd(one))):
+                if not self._complete.still_shows(view, parent, one.filesystem.stat(self._nodes.descriptors.fd(one))):
                     wait = self._invalidation.invalidate_listing(parent)
                     if wait is not None:
                         waits.add(wait)
@@ -434,7 +434,7 @@ class Changes:
         """
         with self._invalidation.notifier.suspended(self._nodes.nodeid(number, parent)):
             waits: set[trio.Event] = set()
-            for one in (obj, *self._nodes.twins(obj)):
+            for one in (obj, *self._nodes.registry.twins(obj)):
                 waits |= self._invalidation.invalidate(one)[1].invalidated
             await self._wait_unless_suspended(waits)
 
@@ -459,14 +459,14 @@ class Changes:
             obj: what was removed or replaced, if it is known. It may have been the only name that all knew.
         """
         if obj is not None and obj.cached_in:
-            if obj.filesystem.stat(self._nodes.fd(obj)).st_nlink > 0:
+            if obj.filesystem.stat(self._nodes.descriptors.fd(obj)).st_nlink > 0:
                 self._invalidation.invalidate(obj)
             else:
                 self._invalidation.invalidate_attributes(obj, but=number)
         places: list[tuple[Object, bytes]] = []
         others: list[tuple[Object, bytes, frozenset[int]]] = []  # where other views may know the name
         for parent, name in names:
-            for directory in (parent, *self._nodes.twins(parent)):
+            for directory in (parent, *self._nodes.registry.twins(parent)):
                 there = (directory.children or {}).get(name)
                 numbers = (directory if there is None else there).ever_cached_in
                 if directory is parent:
@@ -488,17 +488,17 @@ class Changes:
 
     def _unlist(self, places: Iterable[tuple[Object, bytes]]) -> None:
         for directory, name in places:
-            self._nodes.unlist(directory, name)
+            unlist(directory, name)
 
     async def moved(self, number: int, view: View, obj: Object, before: Object, parent: Object) -> None:
         """Handle a rename of `obj` from `before` into `parent` by a request that has not been answered yet.
 
         `removed` handles what has become of the names.
         """
-        for twin in self._nodes.twins(obj):
+        for twin in self._nodes.registry.twins(obj):
             self._invalidation.invalidate(twin)  # nothing says where it is now
         await self._audiences.wait_for_subtree(obj)
-        if stat.S_ISDIR(obj.filesystem.stat(self._nodes.fd(obj)).st_mode):
+        if stat.S_ISDIR(obj.filesystem.stat(self._nodes.descriptors.fd(obj)).st_mode):
             await self._audiences.extend_to_ancestors(number, obj)
         # The kernel moves the name with the object, with its timeout: within a directory, for the same audience.
         is_named_for_one = obj.cached_for_one and before.has_names_for_one
@@ -518,6 +518,6 @@ class Changes:
         ):
             return
         subtree, _ = self._invalidation.invalidate(obj)
-        for one in [subtree, *map(self._invalidation.invalidate_subtree, self._nodes.twins(obj))]:
+        for one in [subtree, *map(self._invalidation.invalidate_subtree, self._nodes.registry.twins(obj))]:
             # It does not wait for names, which the kernel can drop only after the reply.
             await one.done.wait()

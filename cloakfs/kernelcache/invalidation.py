@@ -15,6 +15,7 @@ from ..background.tasks import Tasks
 from ..exportmode import ExportMode
 from ..tree.nodes import Nodes
 from ..tree.objects import AbsentXattrs, Directory, Object
+from ..tree.registry import within
 from ..tree.visibility import AccessPaths
 from ..tuning import STANDARD, Tuning
 from .cachepolicy import ABSENT_SECONDS
@@ -278,7 +279,7 @@ class Invalidation:
         subtree = self.subtrees.get(directory)
         is_new = subtree is None
         if subtree is None:
-            subtree = SubtreeInvalidation(directory, [*self._nodes.within(directory)])
+            subtree = SubtreeInvalidation(directory, [*within(directory)])
             if not subtree.todo:  # a file, mostly
                 subtree.done.set()
                 if names is not None:
@@ -320,7 +321,7 @@ class Invalidation:
                 waits = self._invalidate_names(it)
             elif it.ever_cached_in:
                 it.relocated = self._subtree_check  # a request may have passed it already
-                inside += self._nodes.within(it)
+                inside += within(it)
                 waits, names = self._invalidate_itself(it)
                 if inside and names.names:
                     self._note(names)
@@ -350,7 +351,7 @@ class Invalidation:
             self._end(*self._ending[-1])
         if subtree.again:
             subtree.again = False
-            subtree.todo = [*self._nodes.within(subtree.directory)]
+            subtree.todo = [*within(subtree.directory)]
         else:
             del self.subtrees[subtree.directory]
             subtree.done.set()
@@ -523,7 +524,7 @@ class Invalidation:
         by_name = any(full.by_name for full in all_full)
         waits: set[trio.Event] = set()
         count = 0
-        for examined, obj in enumerate(self._nodes.objects(), 1):
+        for examined, obj in enumerate(self._nodes.registry.objects(), 1):
             if examined % _EXAMINED_AT_ONCE == 0:
                 await trio.sleep(0)
             if obj.cached_in and obj.cache_epoch != self.epoch:

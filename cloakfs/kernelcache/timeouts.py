@@ -328,7 +328,7 @@ class Timeouts:
         obj = at.obj
         if not rules.attributes_for_one or obj.audience != at.viewer or not self._is_visible_to_viewer(at, info):
             return self._brief(at.number, obj, rules)
-        places = list(self._nodes.places(obj, info))
+        places = list(self._nodes.locator.places(obj, info))
         if (
             len(places) != 1
             or not self.is_reached_by_viewer(at, places[0][0])
@@ -390,11 +390,11 @@ class Timeouts:
                 break
             parent = here.parent
             if not is_proven:
-                fd = nodes.fd(here)
+                fd = nodes.descriptors.fd(here)
                 info = here.filesystem.stat(fd)
                 if not here.filesystem.watched or not self._audiences.is_visible_to_uid(at.view, at.who.uid, info):
                     return False
-                if parent is None or (here.checked != info.st_ctime_ns and not nodes.is_child(here, parent)):
+                if parent is None or (here.checked != info.st_ctime_ns and not nodes.locator.is_child(here, parent)):
                     return False
             # By a pending name, a caller that must not know it could get at what is below: after a rename, also by one
             # that leads to what all callers may know.
@@ -434,7 +434,7 @@ class Timeouts:
         """Whether the present name of an object changes nothing for any caller."""
         if view.cloak is not None:
             return True
-        fd = self._nodes.fd(obj)
+        fd = self._nodes.descriptors.fd(obj)
         return self.same_for_all(view, obj.name, obj.filesystem.stat(fd), fd)
 
     def is_public(self, number: int, view: View, obj: Object) -> bool:
@@ -454,7 +454,7 @@ class Timeouts:
                 for directory in above:
                     directory.blocking_ancestor = here.blocking_ancestor
                 return False
-            fd = nodes.fd(here)
+            fd = nodes.descriptors.fd(here)
             info = here.filesystem.stat(fd)
             if not self._lets_all_through(view, here, fd, info):
                 for directory in above:
@@ -465,7 +465,7 @@ class Timeouts:
             parent = here.parent
             if parent is None:
                 return False
-            if here.checked != info.st_ctime_ns and not nodes.is_child(here, parent):
+            if here.checked != info.st_ctime_ns and not nodes.locator.is_child(here, parent):
                 return False
             obj = parent
         for directory in reversed(above):
@@ -490,7 +490,7 @@ class Timeouts:
             at = at.parent
         if at is None:
             return False
-        fd = self._nodes.fd(at)
+        fd = self._nodes.descriptors.fd(at)
         if self._lets_all_through(view, at, fd, at.filesystem.stat(fd)):
             return False
         obj.blocking_ancestor = blocking_ancestor
@@ -499,7 +499,7 @@ class Timeouts:
     def _is_public_place(self, number: int, view: View, obj: Object, info: linux.Stat) -> bool:
         if info.st_nlink > 1 and not stat.S_ISDIR(info.st_mode):
             return False
-        places = list(self._nodes.places(obj, info))
+        places = list(self._nodes.locator.places(obj, info))
         return len(places) == 1 and self.is_public(number, view, places[0][0])
 
     # -- what is cached ----------------------------------------------------------------------------
@@ -526,4 +526,4 @@ class Timeouts:
         if number not in obj.cached_in:
             views = obj.cached_in | {number}
             obj.cached_in = self._sets.setdefault(views, views)
-            self._nodes.hold(obj, obj.cached_in)
+            self._nodes.registry.hold(obj, obj.cached_in)

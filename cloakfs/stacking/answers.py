@@ -61,7 +61,7 @@ def query(lower: LowerMount, credentials: linux.Credentials, fds: Iterable[int])
 
 
 class Query:
-    """The query to the lower mount that a thread makes after it has prefaulted an object (`Nodes.prefault`).
+    """The query to the lower mount that a thread makes after it has prefaulted an object (`Prefaulter.prefault`).
 
     Args:
         lower: the lower mount.

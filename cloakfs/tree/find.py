@@ -16,6 +16,7 @@ from . import calls
 from .actor import DAEMON
 from .nodes import Nodes
 from .objects import Object
+from .registry import unlist
 from .request import Request
 from .visibility import is_entry_visible, note_hidden
 
@@ -56,7 +57,7 @@ class Finder:
         self._on_hidden = on_hidden
 
     def find(self, at: Request, name: bytes) -> Found | Missing:
-        """Return what the entry `name` of the directory leads to, which must not take long (`Nodes.waits`).
+        """Return what the entry `name` of the directory leads to, which must not take long (`TreeMounts.waits`).
 
         Raises:
             PermissionError: the caller may not search the directory, or the name leads to an excluded mount.
@@ -69,7 +70,7 @@ class Finder:
         if statx is not None and statx[1] not in self._known_mounts:
             return self._find_unknown(at, name, to_search)  # perhaps an excluded mount
         info = at.info if statx is None else statx[0]
-        obj = self._nodes.at_place(directory, name, info)
+        obj = self._nodes.descriptors.at_place(directory, name, info)
         cloak = view.sole_cloak
         if view.hides and who is not DAEMON and cloak is not None:
             of_stat = cloak.condition(info.st_mode, info.st_uid, info.st_gid)
@@ -99,15 +100,15 @@ class Finder:
         try:
             info = self.check(at, name, fd)
         except PermissionError:
-            self._nodes.unlist(at.obj, name)  # an excluded mount covers what was known there
+            unlist(at.obj, name)  # an excluded mount covers what was known there
             raise
-        return HIDDEN if info is None else Found(self._nodes.resolve(fd, at.obj, name, info), info)
+        return HIDDEN if info is None else Found(self._nodes.registry.resolve(fd, at.obj, name, info), info)
 
     def open(self, credentials: linux.Credentials, directory: int, name: bytes) -> int:
         """Open (O_PATH) an entry of a directory, as `credentials`; its visibility has yet to be checked (`check`)."""
-        fd = self._nodes.with_descriptor(calls.find, credentials, directory, name)
+        fd = self._nodes.descriptors.with_descriptor(calls.find, credentials, directory, name)
         try:
-            self._nodes.fetch_attributes(credentials, fd)
+            self._nodes.prefaulter.fetch_attributes(credentials, fd)
         except BaseException:
             calls.close(fd)
             raise
@@ -119,10 +120,10 @@ class Finder:
         In that case, and on any error, `fd` is closed.
         """
         try:
-            info = self._nodes.stat(fd)
+            info = self._nodes.mounts.stat(fd)
             if is_entry_visible(at.view, at.who, name, info, fd):
                 return info
-            known = self._nodes.known(fd, at.obj) if stat.S_ISDIR(info.st_mode) and not at.in_thread else None
+            known = self._nodes.registry.known(fd, at.obj) if stat.S_ISDIR(info.st_mode) and not at.in_thread else None
             self._hidden(at, name, info, known, is_noted=True)
         except BaseException:
             calls.close(fd)

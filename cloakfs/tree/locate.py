@@ -14,7 +14,7 @@ from .descriptors import Descriptors
 from .filesystems import MountedFilesystem
 from .mounts import TreeMounts
 from .objects import Object, Stale, dev_ino
-from .registry import Registry, ReportedPlace, drop_name, entry
+from .registry import Registry, ReportedPlace, drop_name, known_entry
 
 # How many entries of a directory are searched for a name that the kernel cannot report (in a millisecond).
 _MOST_ENTRIES = 2048
@@ -72,7 +72,7 @@ class Locator:
         *above, name = inside.split(b"/")
         at = self._registry.root
         for level in above:
-            below = entry(at, level)
+            below = known_entry(at, level)
             if below is None:
                 return None
             at = below

@@ -25,7 +25,7 @@ from .mounts import TreeMounts
 from .objects import ROOT, TRANSIENT, Object
 from .positions import Positions
 from .prefault import Prefaulter
-from .registry import Registry, entry, unlist, within
+from .registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,6 @@ _SWEEP = 200
 class Nodes:
     """All objects of one tree that requests may be about.
 
-    Those methods of the parts that requests need are also attributes of this class: using one costs one call, not two.
-
     Args:
         source: the root of the real tree.
         index: stores the numbers.
@@ -55,6 +53,8 @@ class Nodes:
         descriptors: the cached descriptors.
         registry: the objects, their numbers and names.
         locator: where they are.
+        prefaulter: has threads read from slow file systems what a request needs.
+        index: the numbers that are stored.
         positions: translates positions in directories.
         sweeper: removes deleted objects from the index.
         root: the root of the tree.
@@ -66,7 +66,7 @@ class Nodes:
     def __init__(
         self, source: str, index: Index, max_fds: int = 1024, *, covered: bool = False, tuning: Tuning = STANDARD
     ) -> None:
-        self._index = index
+        self.index = index
         self.mounts = mounts = TreeMounts(source, index, covered=covered, tuning=tuning)
         self.descriptors = descriptors = Descriptors(mounts, max_fds)
         self.registry = registry = Registry(index, mounts, descriptors, tuning.most_levels)
@@ -74,57 +74,10 @@ class Nodes:
             log.warning("%s is not the directory that it was before: old file handles are stale", source)
         self.locator = locator = Locator(source, mounts, descriptors, registry, tuning.most_levels)
         self.sweeper = Sweeper(index, mounts, registry)
-        prefaulter = Prefaulter(mounts, descriptors, registry, locator)
+        self.prefaulter = Prefaulter(mounts, descriptors, registry, locator)
         self.positions = Positions(index.secret)
         self.root = registry.root
         self._by_number = registry.by_number
-
-        self.stat = mounts.stat
-        self.waits = mounts.waits
-        self.is_name_remote = mounts.is_name_remote
-        self.remote_names = mounts.remote_names
-
-        self.fd = descriptors.fd
-        self.with_descriptor = descriptors.with_descriptor
-        self.makes_room = descriptors.makes_room
-        self.at_place = descriptors.at_place
-
-        self.resolve = registry.resolve
-        self.known = registry.known
-        self.move = registry.move
-        self.moved = registry.moved
-        self.moved_at_once = registry.moved_at_once
-        self.disconnected = registry.disconnected
-        self.opened = registry.opened
-        self.closed = registry.closed
-        self.objects = registry.objects
-        self.by_handle = registry.by_handle
-        self.twins = registry.twins
-        self.hold = registry.hold
-        self.drop_if_unused = registry.drop_if_unused
-        self.drop_unused = registry.drop_unused
-        self.within = within
-        self.unlist = unlist
-        self.entry = entry
-
-        self.places = locator.places
-        self.is_at = locator.is_at
-        self.is_child = locator.is_child
-        self.is_deepest = locator.is_deepest
-        self.parent_directory = locator.parent_directory
-        self.is_in_tree = locator.is_in_tree
-        self.at_path = locator.at_path
-        self.place_of = locator.place_of
-        self.use_prefaulted = locator.use_prefaulted
-
-        self.prefault = prefaulter.prefault
-        self.prefault_parts = prefaulter.parts
-        self.prefaulted = prefaulter.prefaulted
-        self.prefault_name = prefaulter.prefault_name
-        self.fetch_attributes = prefaulter.fetch_attributes
-
-        self.batch = index.batch
-        self.require_room = index.require_room
 
     @staticmethod
     def nodeid(view: int, obj: Object) -> int:
@@ -149,7 +102,7 @@ class Nodes:
         cached = obj.descriptor
         if cached is None or cached.generation >> 32 != view:
             digest = hashlib.blake2b(
-                nodeid.to_bytes(8, "little") + obj.handle, key=self._index.secret, digest_size=4
+                nodeid.to_bytes(8, "little") + obj.handle, key=self.index.secret, digest_size=4
             ).digest()
             generation = int.from_bytes(digest, "little")
             if cached is None:
@@ -171,7 +124,7 @@ class Nodes:
         view, number = nodeid >> OBJECT_BITS, nodeid & _OBJECT_MASK
         if number >= TRANSIENT:
             return not all(filesystem.has_handles for filesystem in self.mounts.filesystems)
-        return 0 < number <= self._index.last and (not view or self._index.view_label(view) is not None)
+        return 0 < number <= self.index.last and (not view or self.index.view_label(view) is not None)
 
     def known_as(self, nodeid: int) -> Object | None:
         """Return the object that a nodeid names, if it need not be restored from the index."""

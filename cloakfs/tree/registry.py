@@ -77,7 +77,7 @@ def unlist(parent: Object, name: bytes) -> None:
         _stray(as_directory(parent), name, obj)
 
 
-def entry(parent: Object, name: bytes) -> Object | None:
+def known_entry(parent: Object, name: bytes) -> Object | None:
     """Return the last object whose last known place this is, also if something has happened to the name since."""
     obj = (parent.children or {}).get(name)
     if obj is None:

@@ -37,7 +37,7 @@ class Request:
         has_searched: whether the caller has just found something in this directory.
         has_acl: whether the object has an ACL; None if that is not known.
         pin: holds `fd` open for as long as there is this request; without, `fd` is valid until the next await.
-        waits: whether calls on the object should be made in a thread (`Nodes.waits`).
+        waits: whether calls on the object should be made in a thread (`TreeMounts.waits`).
         in_thread: whether a thread goes on with it. By the time that it makes a system call, the rest may be outdated.
     """
 

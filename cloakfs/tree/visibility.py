@@ -141,8 +141,8 @@ class AccessPaths:
         nodes, parent = self._nodes, directory.parent
         if parent is None or not (directory.filesystem.watched and directory.filesystem.has_posix_rules):
             return False
-        info = calls.fstat(nodes.fd(directory))
-        if directory.checked != info.st_ctime_ns and not nodes.is_child(directory, parent):
+        info = calls.fstat(nodes.descriptors.fd(directory))
+        if directory.checked != info.st_ctime_ns and not nodes.locator.is_child(directory, parent):
             return False
         condition = cloak.condition(info.st_mode, info.st_uid, info.st_gid)
         directory.condition = None if condition.admits_all else condition
@@ -333,7 +333,7 @@ class Visibility:
         to_query = view.lower
         while True:
             lower = to_query if to_query is not None and to_query.contains(info) else None
-            if lower is not None and not lower.is_visible_to(who, nodes.fd(obj), info):
+            if lower is not None and not lower.is_visible_to(who, nodes.descriptors.fd(obj), info):
                 return _HIDDEN
             to_query = to_query if lower is None else None  # the lower mount has checked all directories above, too
             if obj is nodes.root or not (to_query or view.policy_hides):
@@ -379,18 +379,18 @@ class Visibility:
     def _visible_in(self, view: View, who: Actor, obj: Object, info: linux.Stat) -> list[Object]:
         """Return the directories in which `who` may see the object, by the name that it has in them."""
         nodes, parent = self._nodes, obj.parent
-        fd = nodes.fd(obj)
+        fd = nodes.descriptors.fd(obj)
         if (
             parent is not None
             and (obj.rare is None or not obj.others)
             and (
                 obj.checked == info.st_ctime_ns
                 # A cloak list ignores names, so for a directory that changes again and again the name is not verified.
-                or (view.cloak is not None and stat.S_ISDIR(info.st_mode) and nodes.is_child(obj, parent))
+                or (view.cloak is not None and stat.S_ISDIR(info.st_mode) and nodes.locator.is_child(obj, parent))
             )
         ):
             return [parent] if _policy_shows(view, who, obj.name, info, fd) else []
-        return [parent for parent, name in nodes.places(obj, info) if _policy_shows(view, who, name, info, fd)]
+        return [parent for parent, name in nodes.locator.places(obj, info) if _policy_shows(view, who, name, info, fd)]
 
     def _access_path_to(
         self, cloak: CloakList, directory: Directory, known: Mapping[Object, bool] | None
@@ -423,7 +423,7 @@ class Visibility:
                     break
 
     def _stat(self, obj: Object) -> linux.Stat:
-        return obj.filesystem.stat(self._nodes.fd(obj))
+        return obj.filesystem.stat(self._nodes.descriptors.fd(obj))
 
     def note_hidden(self, view: View, who: Actor, obj: Object) -> None:
         """Note, for a trace, which object hides `obj` from `who`: itself, or a directory above it."""
@@ -436,7 +436,7 @@ class Visibility:
         at: Object | None = obj
         to_query = view.lower
         while at is not None and at is not self._nodes.root:
-            fd = self._nodes.fd(at)
+            fd = self._nodes.descriptors.fd(at)
             info = self._stat(at)
             if to_query is not None and to_query.contains(info):
                 if not to_query.is_visible_to(who, fd, info):

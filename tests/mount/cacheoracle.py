@@ -522,7 +522,7 @@ class Oracle:
             return []
         linux.act_as_daemon()
         try:
-            return tree.places(os.fstat(self._filesystem.nodes.fd(obj)))
+            return tree.places(os.fstat(self._filesystem.nodes.descriptors.fd(obj)))
         except OSError:
             return []  # it is gone
 

@@ -140,8 +140,8 @@ def known_by_id(nodes: Nodes) -> None:
 
 def meet(nodes: Nodes, parent: Object, name: str) -> Object:
     """As a LOOKUP does."""
-    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=nodes.fd(parent))
-    obj = nodes.resolve(fd, parent, os.fsencode(name))
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=nodes.descriptors.fd(parent))
+    obj = nodes.registry.resolve(fd, parent, os.fsencode(name))
     obj.lookups += 1
     return obj
 
@@ -151,7 +151,7 @@ def test_a_descriptor_that_cannot_be_looked_at_is_closed(
 ) -> None:
     Path(tree, "file").touch()
     fd = os.open(f"{tree}/file", os.O_PATH)
-    file = nodes.resolve(fd, nodes.root, b"file", nodes.stat(fd))
+    file = nodes.registry.resolve(fd, nodes.root, b"file", nodes.mounts.stat(fd))
     nodes.descriptors.close(file)
 
     def fail(_: int) -> None:
@@ -170,7 +170,7 @@ def test_a_file_is_never_taken_for_a_directory(nodes: Nodes, tree: str) -> None:
     Path(tree, "file").touch()
     os.makedirs(os.path.join(tree, "directory", "below"))
     fd = os.open(f"{tree}/file", os.O_PATH)
-    file = nodes.resolve(fd, nodes.root, b"file", nodes.stat(fd))
+    file = nodes.registry.resolve(fd, nodes.root, b"file", nodes.mounts.stat(fd))
     file.lookups += 1
     nodes.descriptors.close(file)
     fd = os.open(f"{tree}/directory", os.O_PATH)
@@ -179,7 +179,7 @@ def test_a_file_is_never_taken_for_a_directory(nodes: Nodes, tree: str) -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
     with pytest.raises(Stale):
-        nodes.resolve(os.open(f"{tree}/directory/below", os.O_PATH), file, b"below")
+        nodes.registry.resolve(os.open(f"{tree}/directory/below", os.O_PATH), file, b"below")
     visibility.Visibility(nodes).access_paths.changed(file)  # an event says so
 
 
@@ -230,7 +230,7 @@ def test_who_left_a_directory_before_it_was_deleted_is_found(nodes: Nodes, index
     sweep(nodes, index)
     assert index.find(directory.number) is None
     again = nodes.get(file.number)
-    assert os.fstat(nodes.fd(again)).st_ino == os.stat(f"{tree}/file").st_ino
+    assert os.fstat(nodes.descriptors.fd(again)).st_ino == os.stat(f"{tree}/file").st_ino
 
 
 def test_an_xfs_is_told_from_another_one_at_the_same_place(base: str) -> None:

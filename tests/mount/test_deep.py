@@ -185,23 +185,23 @@ def test_a_deep_place_on_a_slow_disk_takes_few_descriptors(nodes: Nodes) -> None
     """They were as many as there are levels, so that others got EMFILE."""
     at = nodes.root
     for _ in range(1000):
-        os.mkdir(b"d", dir_fd=nodes.fd(at))
-        at = nodes.resolve(os.open(b"d", os.O_PATH, dir_fd=nodes.fd(at)), at, b"d")
+        os.mkdir(b"d", dir_fd=nodes.descriptors.fd(at))
+        at = nodes.registry.resolve(os.open(b"d", os.O_PATH, dir_fd=nodes.descriptors.fd(at)), at, b"d")
         at.lookups += 1
     at.filesystem.slow_until = time.monotonic() + 1000
-    assert nodes.waits(at)
-    for one in nodes.objects():
+    assert nodes.mounts.waits(at)
+    for one in nodes.registry.objects():
         if one is not nodes.root:
             nodes.descriptors.close(one)
     before, most = open_descriptors(), 0
     looked: set[tuple[int, bytes]] = set()
     nodes.descriptors.max_fds = 100
-    for part in nodes.prefault_parts(at):
-        look = nodes.prefault(at, None, part)
+    for part in nodes.prefaulter.parts(at):
+        look = nodes.prefaulter.prefault(at, None, part)
         most = max(most, open_descriptors())
         found = look()
         most = max(most, open_descriptors())
-        assert not nodes.prefaulted(found)
+        assert not nodes.prefaulter.prefaulted(found)
         looked |= found.inodes.keys()
     assert len(looked) == 1000
     assert most - before < 500
@@ -210,16 +210,18 @@ def test_a_deep_place_on_a_slow_disk_takes_few_descriptors(nodes: Nodes) -> None
 def test_what_the_kernel_forgot_of_a_deep_tree_is_dropped_little_by_little(nodes: Nodes) -> None:
     way = [nodes.root]
     for _ in range(1000):
-        os.mkdir(b"d", dir_fd=nodes.fd(way[-1]))
-        way.append(nodes.resolve(os.open(b"d", os.O_PATH, dir_fd=nodes.fd(way[-1])), way[-1], b"d"))
+        os.mkdir(b"d", dir_fd=nodes.descriptors.fd(way[-1]))
+        way.append(
+            nodes.registry.resolve(os.open(b"d", os.O_PATH, dir_fd=nodes.descriptors.fd(way[-1])), way[-1], b"d")
+        )
     way[-1].lookups = 1
     assert nodes.forget(way[-1].number, 1)
-    left = len(nodes.objects())
+    left = len(nodes.registry.objects())
     assert left > 900
-    while nodes.drop_unused():
-        assert left - len(nodes.objects()) <= 64
-        left = len(nodes.objects())
-    assert nodes.objects() == [nodes.root]
+    while nodes.registry.drop_unused():
+        assert left - len(nodes.registry.objects()) <= 64
+        left = len(nodes.registry.objects())
+    assert nodes.registry.objects() == [nodes.root]
 
 
 def test_a_name_that_no_path_tells_is_found_among_few(base: str) -> None:

@@ -59,7 +59,7 @@ class Lower:
 
 def test_what_was_judged_by_its_name_is_noted_once(visibility: Visibility, nodes: Nodes, other: Actor) -> None:
     _, obj = go_down(visibility, nodes, 1)
-    fd = nodes.fd(obj)
+    fd = nodes.descriptors.fd(obj)
     view = View(POLICY)
 
     def by_name() -> None:
@@ -98,7 +98,7 @@ def test_of_what_has_left_the_tree_nothing_is_noted(
     _, _, obj = go_down(visibility, nodes, 2)
     os.chmod(f"{tree}/0/1", 0o755)
     os.rename(f"{tree}/0/1", f"{base}/outside")
-    assert not visibility.is_visible(View(POLICY), other, obj, linux.fstat(nodes.fd(obj)))
+    assert not visibility.is_visible(View(POLICY), other, obj, linux.fstat(nodes.descriptors.fd(obj)))
     assert obj.parent is None
     assert noted(lambda: visibility.note_hidden(View(POLICY), other, obj)) == []
     os.rename(f"{base}/outside", f"{tree}/0/1")

@@ -124,8 +124,8 @@ class Scene:
         """Find an object as the kernel does, name by name."""
         at = self.nodes.root
         for name in Path(path).relative_to(self.top).parts:
-            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=self.nodes.fd(at))
-            found = self.nodes.resolve(fd, at, os.fsencode(name))
+            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=self.nodes.descriptors.fd(at))
+            found = self.nodes.registry.resolve(fd, at, os.fsencode(name))
             if not found.lookups:
                 found.lookups += 1
             at = found
@@ -154,7 +154,7 @@ class Scene:
                 do(os.link, path, to)
 
     def enter(self, view: View, obj: Object, uid: int, *, has_searched: bool = False) -> Request:
-        fd = self.nodes.fd(obj)
+        fd = self.nodes.descriptors.fd(obj)
         viewer = CLIENT_OF.get(uid, uid)
         self.cache.note_viewer(0, obj, viewer)
         return Request(0, view, actor(who(uid)), obj, fd, os.stat(fd), viewer, has_searched=has_searched)
@@ -164,7 +164,7 @@ class Scene:
 
     def of_entry(self, view: View, parent: Object, obj: Object, uid: int, **how: bool) -> tuple[float, float]:
         at = self.enter(view, parent, uid, **how)
-        fd = self.nodes.fd(obj)
+        fd = self.nodes.descriptors.fd(obj)
         self.cache.note_viewer(0, obj, at.viewer)
         with as_itself():
             return self.cache.entry(at, obj.name, obj, fd, os.stat(fd))
@@ -180,7 +180,7 @@ class Scene:
     def of_negative(self, view: View, path: str, viewer: int = STRANGER) -> float:
         above, name = os.path.split(path)
         parent = self.look_up(above)
-        fd = self.nodes.fd(parent)
+        fd = self.nodes.descriptors.fd(parent)
         at = Request(0, view, actor(who(OWNER)), parent, fd, os.stat(fd), viewer)
         return self.cache.negative(at, os.fsencode(name), lambda: None, is_hidden=False)
 
@@ -261,8 +261,8 @@ def test_a_caller_view_caches_exactly_what_all_callers_would_be_shown(
                 told()  # a change within the last tick of the clock is nothing to rely on
             await s.settle()
             # Asked by nodeid, of what may have been moved since it was looked up.
-            for obj in s.nodes.objects():
-                fd = s.nodes.fd(obj)
+            for obj in s.nodes.registry.objects():
+                fd = s.nodes.descriptors.fd(obj)
                 path, info = os.readlink(f"/proc/self/fd/{fd}"), os.stat(fd)
                 if obj is not s.nodes.root and s.visibility.is_visible(view, stranger, obj, info):
                     assert s.of_known(view, obj) <= brief or is_told(path), path
@@ -757,13 +757,13 @@ def test_a_directory_is_not_looked_for_again_where_it_was_until_it_changes(
         told()
         for directory in (f"{s.top}/d", f"{s.top}/d/e"):
             s.of_object(view, directory, uid)
-        is_child = s.nodes.is_child
+        is_child = s.nodes.locator.is_child
 
         def look_for(obj: Object, parent: Object) -> bool:
             looked_for.append(obj)
             return is_child(obj, parent)
 
-        monkeypatch.setattr(s.nodes, "is_child", look_for)
+        monkeypatch.setattr(s.nodes.locator, "is_child", look_for)
         monkeypatch.setattr(s.notifier, "is_pending", lambda *_: False)  # no thread invalidates here
         s.cache.reset()
         assert s.of_name(view, path, uid)[0] == LONG_SECONDS
@@ -785,7 +785,7 @@ def test_nothing_rests_on_a_directory_of_which_it_could_not_be_noted(
         s = scene()
         s.catch_up()
         above = s.look_up(f"{s.top}/d")
-        hold = s.nodes.hold
+        hold = s.nodes.registry.hold
 
         def fail(obj: Object, numbers: frozenset[int]) -> None:
             if obj is above:
@@ -793,7 +793,7 @@ def test_nothing_rests_on_a_directory_of_which_it_could_not_be_noted(
             hold(obj, numbers)
 
         with monkeypatch.context() as patched:
-            patched.setattr(s.nodes, "hold", fail)
+            patched.setattr(s.nodes.registry, "hold", fail)
             with pytest.raises(MemoryError):
                 s.of_name(View(CLOAKED), f"{s.top}/d/e/f/file")
         for path in (f"{s.top}/d/e", f"{s.top}/d/e/f"):
@@ -1260,7 +1260,7 @@ def test_whether_a_directory_may_be_searched_is_asked_only_where_that_takes_no_t
     os.chmod(f"{s.top}/a", mode)
     os.chown(f"{s.top}/a", OWNER, OWNER)
     obj = s.look_up(f"{s.top}/a")
-    fd, is_for_all, access = s.nodes.fd(obj), mode == 0o755, calls.access
+    fd, is_for_all, access = s.nodes.descriptors.fd(obj), mode == 0o755, calls.access
     asked: list[tuple[Any, ...]] = []
 
     def counted(*of: Any) -> bool:

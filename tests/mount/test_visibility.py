@@ -179,10 +179,10 @@ def go_down(visibility: Visibility, nodes: Nodes, depth: int, *, reported: bool 
     """Make so many directories in each other, for their owner alone, look each up, and process the reports of that."""
     way = [nodes.root]
     for level in range(depth):
-        name, above = b"%d" % level, nodes.fd(way[-1])
+        name, above = b"%d" % level, nodes.descriptors.fd(way[-1])
         os.mkdir(name, 0o700, dir_fd=above)
         os.chown(name, OWNER, OWNER, dir_fd=above)
-        obj = nodes.resolve(os.open(name, os.O_PATH, dir_fd=above), way[-1], name)
+        obj = nodes.registry.resolve(os.open(name, os.O_PATH, dir_fd=above), way[-1], name)
         obj.lookups += 1
         way.append(obj)
     while reported and not visibility.access_paths.is_up_to_date():
@@ -216,7 +216,7 @@ class Checks:
         return self.all_of(self._view, uid, obj, seen=seen)["stats"]
 
     def all_of(self, view: View, uid: int, obj: Object, *, seen: bool) -> Counter[str]:
-        info = os.fstat(self._nodes.fd(obj))
+        info = os.fstat(self._nodes.descriptors.fd(obj))
         self._counts.clear()
         assert self._visibility.is_visible(view, actor(Caller(uid, uid, frozenset({uid}))), obj, info) is seen
         return self._counts.copy()
@@ -240,7 +240,7 @@ def test_a_change_costs_one_check(visibility: Visibility, nodes: Nodes, monkeypa
     checks = Checks(visibility, nodes, monkeypatch)
     checks.of(OWNER, way[-1], seen=True)
     for level in (1, 5, 299):
-        path = f"/proc/self/fd/{nodes.fd(way[level])}"
+        path = f"/proc/self/fd/{nodes.descriptors.fd(way[level])}"
         os.chown(path, OTHER, OTHER)
         assert checks.of(OWNER, way[-1], seen=False) <= 6
         os.chown(path, OWNER, OWNER)
@@ -253,8 +253,8 @@ def test_a_directory_that_keeps_changing_is_asked_for_its_acl_once(
     """While no change of the directory itself is reported, it has none, whatever its ctime says."""
     way = go_down(visibility, nodes, 2)
     directory, who = way[-1], actor(Caller(OTHER, GROUP, frozenset({GROUP})))
-    path = f"/proc/self/fd/{nodes.fd(directory)}"
-    os.chown(way_to := f"/proc/self/fd/{nodes.fd(way[1])}", OWNER, GROUP)
+    path = f"/proc/self/fd/{nodes.descriptors.fd(directory)}"
+    os.chown(way_to := f"/proc/self/fd/{nodes.descriptors.fd(way[1])}", OWNER, GROUP)
     os.chmod(way_to, 0o755)
     os.chown(path, OWNER, GROUP)
     os.chmod(path, 0o775)
@@ -270,17 +270,17 @@ def test_a_directory_that_keeps_changing_is_asked_for_its_acl_once(
     def may_search() -> bool:
         os.close(os.open(f"{path}/new", os.O_CREAT))
         os.unlink(f"{path}/new")
-        info = os.fstat(nodes.fd(directory))
+        info = os.fstat(nodes.descriptors.fd(directory))
         result = visibility.check(View(POLICY), who, directory, info)
         assert result is not VisibilityResult.HIDDEN
         has_acl = False if result is VisibilityResult.VISIBLE_WITHOUT_ACL else None
-        return may_without_groups(who, os.X_OK, directory, nodes.fd(directory), info, has_acl=has_acl)
+        return may_without_groups(who, os.X_OK, directory, nodes.descriptors.fd(directory), info, has_acl=has_acl)
 
     assert [may_search() for _ in range(10)] == [True] * 10
     assert len(peeks) == 1
-    subprocess.run(["setfacl", "-m", f"u:{OTHER}:---", path], check=True, pass_fds=[nodes.fd(directory)])
+    subprocess.run(["setfacl", "-m", f"u:{OTHER}:---", path], check=True, pass_fds=[nodes.descriptors.fd(directory)])
     assert not may_search()
-    subprocess.run(["setfacl", "-b", path], check=True, pass_fds=[nodes.fd(directory)])
+    subprocess.run(["setfacl", "-b", path], check=True, pass_fds=[nodes.descriptors.fd(directory)])
     assert [may_search() for _ in range(10)] == [True] * 10
     assert len(peeks) == 3
 
@@ -290,17 +290,17 @@ def test_what_is_lost_is_checked_again(visibility: Visibility, nodes: Nodes, mon
     checks = Checks(visibility, nodes, monkeypatch)
     checks.of(OWNER, way[-1], seen=True)
     queue = int(Path("/proc/sys/fs/fanotify/max_queued_events").read_text())
-    os.chown(f"/proc/self/fd/{nodes.fd(way[3])}", OTHER, OTHER)
+    os.chown(f"/proc/self/fd/{nodes.descriptors.fd(way[3])}", OTHER, OTHER)
     for number in range(queue):
-        Path(f"/proc/self/fd/{nodes.fd(nodes.root)}/{number}").touch()
-    os.chown(f"/proc/self/fd/{nodes.fd(way[3])}", OWNER, OWNER)
-    os.chown(f"/proc/self/fd/{nodes.fd(way[4])}", OTHER, OTHER)  # this is not reported
+        Path(f"/proc/self/fd/{nodes.descriptors.fd(nodes.root)}/{number}").touch()
+    os.chown(f"/proc/self/fd/{nodes.descriptors.fd(way[3])}", OWNER, OWNER)
+    os.chown(f"/proc/self/fd/{nodes.descriptors.fd(way[4])}", OTHER, OTHER)  # this is not reported
     checks.of(OWNER, way[-1], seen=False)  # while there are more events to process
     while not visibility.access_paths.is_up_to_date():
         pass
     checks.of(OWNER, way[-1], seen=False)
     assert checks.of(OWNER, way[-1], seen=False) < 20
-    os.chown(f"/proc/self/fd/{nodes.fd(way[4])}", OWNER, OWNER)
+    os.chown(f"/proc/self/fd/{nodes.descriptors.fd(way[4])}", OWNER, OWNER)
     assert checks.of(OWNER, way[-1], seen=True)
 
 
@@ -311,7 +311,7 @@ def test_a_directory_that_stays_as_it_is_costs_one_check(nodes: Nodes, monkeypat
     """
     visibility = Visibility(nodes)
     way = go_down(visibility, nodes, 20, reported=False)
-    wait_until(lambda: all(is_settled(os.fstat(nodes.fd(obj))) for obj in way))
+    wait_until(lambda: all(is_settled(os.fstat(nodes.descriptors.fd(obj))) for obj in way))
     checks = Checks(visibility, nodes, monkeypatch)
     assert checks.all_of(View(POLICY), OWNER, way[-1], seen=True) == {"stats": 20, "places": 20}
     by_name = checks.all_of(View(ByName(POLICY.options)), OWNER, way[-1], seen=True)
@@ -319,7 +319,7 @@ def test_a_directory_that_stays_as_it_is_costs_one_check(nodes: Nodes, monkeypat
     for view in (View(POLICY), View(ByName(POLICY.options))):
         assert checks.all_of(view, OWNER, way[-1], seen=True) == {"stats": 20}
     for obj in way[1:]:
-        os.chmod(f"/proc/self/fd/{nodes.fd(obj)}", 0o710)
+        os.chmod(f"/proc/self/fd/{nodes.descriptors.fd(obj)}", 0o710)
     assert checks.all_of(View(POLICY), OWNER, way[-1], seen=True) == {"stats": 20, "places": 20}
 
 
@@ -327,7 +327,7 @@ def test_no_tree_is_too_deep_for_a_policy_that_goes_by_names(nodes: Nodes) -> No
     visibility, depth = Visibility(nodes), 600
     assert depth * 2 > sys.getrecursionlimit()
     *_, deep = go_down(visibility, nodes, depth, reported=False)
-    view, info = View(ByName(POLICY.options)), os.fstat(nodes.fd(deep))
+    view, info = View(ByName(POLICY.options)), os.fstat(nodes.descriptors.fd(deep))
     assert visibility.is_visible(view, actor(Caller(OWNER, OWNER, frozenset({OWNER}))), deep, info)
 
 
@@ -345,7 +345,7 @@ def test_a_long_way_takes_many_short_steps(
     if not is_told:
         visibility.access_paths.is_up_to_date = lambda: False
     if hidden is not None:
-        os.chown(f"/proc/self/fd/{nodes.fd(way[hidden])}", OTHER, OTHER)
+        os.chown(f"/proc/self/fd/{nodes.descriptors.fd(way[hidden])}", OTHER, OTHER)
     checks: list[int] = []
     stat_of = calls.fstat
 
@@ -375,18 +375,20 @@ def test_what_changes_elsewhere_costs_nothing(
     visibility: Visibility, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     way = go_down(visibility, nodes, 300)
-    os.mkdir("aside", dir_fd=nodes.fd(nodes.root))
-    aside = nodes.resolve(os.open("aside", os.O_PATH, dir_fd=nodes.fd(nodes.root)), nodes.root, b"aside")
+    os.mkdir("aside", dir_fd=nodes.descriptors.fd(nodes.root))
+    aside = nodes.registry.resolve(
+        os.open("aside", os.O_PATH, dir_fd=nodes.descriptors.fd(nodes.root)), nodes.root, b"aside"
+    )
     assert visibility.access_paths.to(POLICY.cloak, way[-1])
     assert visibility.access_paths.to(POLICY.cloak, as_directory(aside))
     monkeypatch.setattr(visibility.access_paths, "_find", lambda *_: pytest.fail("put together again"))
     for mode in (0o700, 0o755) * 10:
-        os.chmod("aside", mode, dir_fd=nodes.fd(nodes.root))
+        os.chmod("aside", mode, dir_fd=nodes.descriptors.fd(nodes.root))
         assert visibility.access_paths.to(POLICY.cloak, way[-1])
     # So does what changes below.
-    os.chmod(f"/proc/self/fd/{nodes.fd(way[-1])}", 0o755)
+    os.chmod(f"/proc/self/fd/{nodes.descriptors.fd(way[-1])}", 0o755)
     assert visibility.access_paths.to(POLICY.cloak, way[-2])
-    os.chmod(f"/proc/self/fd/{nodes.fd(way[5])}", 0o755)
+    os.chmod(f"/proc/self/fd/{nodes.descriptors.fd(way[5])}", 0o755)
     with pytest.raises(pytest.fail.Exception):
         visibility.access_paths.to(POLICY.cloak, way[-2])
 
@@ -400,7 +402,9 @@ def test_a_path_that_cannot_be_known_is_tried_once(visibility: Visibility, nodes
         return False
 
     visibility.access_paths.is_up_to_date = is_up_to_date
-    assert visibility.is_visible(View(POLICY), actor(Caller(OWNER, OWNER, frozenset())), deep, os.fstat(nodes.fd(deep)))
+    assert visibility.is_visible(
+        View(POLICY), actor(Caller(OWNER, OWNER, frozenset())), deep, os.fstat(nodes.descriptors.fd(deep))
+    )
     assert len(queried) == 1
 
 
@@ -409,7 +413,7 @@ def test_what_the_mount_below_shows_it_shows_with_all_above(
 ) -> None:
     visibility = Visibility(nodes)
     *_, deep = go_down(visibility, nodes, 20, reported=False)
-    number = os.fstat(nodes.fd(deep)).st_ino
+    number = os.fstat(nodes.descriptors.fd(deep)).st_ino
     queried: list[int] = []
 
     def is_visible_to(who: Actor, fd: int, info: os.stat_result) -> bool:
@@ -446,7 +450,7 @@ def test_groups_are_not_looked_up_where_they_do_not_matter(tree: str, nodes: Nod
     lower.is_visible_to = lambda *_: True
     visibility = Visibility(nodes)
     *_, deep = go_down(visibility, nodes, 3, reported=False)
-    fd = nodes.fd(deep)
+    fd = nodes.descriptors.fd(deep)
     info = os.fstat(fd)
     for policy in (POLICY, Policy(), Promising()):
         for view in (View(policy), View(policy, lower=lower)):
@@ -538,7 +542,7 @@ class Changing:
     def _look_up(self, path: str) -> None:
         above, name = os.path.split(path)
         parent = self.known[os.stat(above).st_ino]
-        obj = self.nodes.resolve(os.open(path, os.O_PATH), parent, os.fsencode(name))
+        obj = self.nodes.registry.resolve(os.open(path, os.O_PATH), parent, os.fsencode(name))
         obj.lookups += 1
         self.known[os.stat(path).st_ino] = obj
 
@@ -572,9 +576,9 @@ def in_steps(visibility: Visibility, nodes: Nodes, view: View, who: Caller, obj:
     known: dict[Object, bool] = {}
     for _ in range(20):
         with contextlib.suppress(TooManyAncestors):
-            return visibility.is_visible(view, actor(who), obj, os.fstat(nodes.fd(obj)), known or None)
+            return visibility.is_visible(view, actor(who), obj, os.fstat(nodes.descriptors.fd(obj)), known or None)
         for one in visibility.approach(obj, known):
-            known[one] = visibility.is_visible(view, actor(who), one, os.fstat(nodes.fd(one)), known)
+            known[one] = visibility.is_visible(view, actor(who), one, os.fstat(nodes.descriptors.fd(one)), known)
     raise AssertionError("it is never near")
 
 
@@ -595,7 +599,7 @@ def test_the_answer_is_that_of_a_walk(
         for who, view in itertools.product(CALLERS, views):
             seen = seen_by_a_walk(tree, who, view)
             for ino, obj in changing.known.items():
-                info = os.fstat(nodes.fd(obj))
+                info = os.fstat(nodes.descriptors.fd(obj))
                 for checked_by in (visibility, unreported):
                     if at_once < sys.maxsize:
                         answer = in_steps(checked_by, nodes, view, who, obj)
@@ -615,7 +619,7 @@ def test_what_is_seen_in_a_directory_is_said_by_the_policy_and_the_mount_below(t
     for who, view, above in itertools.product(CALLERS, views, [above for above, _, _ in os.walk(tree)]):
         for entry in os.scandir(above):
             info = os.stat(entry.path)
-            fd = nodes.fd(changing.known[info.st_ino])
+            fd = nodes.descriptors.fd(changing.known[info.st_ino])
             is_shown = view.lower is None or not lower.contains(info) or lower.is_visible_to(actor(who), fd, info)
             answer = is_entry_visible(view, actor(who), os.fsencode(entry.name), info, fd)
             assert answer is (is_shown and is_seen_there(entry, who, view.policy)), (who, views.index(view), entry)
@@ -626,7 +630,7 @@ def test_a_policy_asks_the_kernel_about_what_it_judges(tree: str, nodes: Nodes) 
     for number in range(100):
         changing.change(number)
     for who, obj in itertools.product(CALLERS, changing.known.values()):
-        info = os.fstat(nodes.fd(obj))
+        info = os.fstat(nodes.descriptors.fd(obj))
         by_name, by_access = (
             visibility.is_visible(View(policy(MASKS.options)), actor(who), obj, info) for policy in (ByName, ByAccess)
         )
@@ -648,7 +652,10 @@ def test_what_has_left_the_tree_is_seen_by_no_caller(tree: str, visibility: Visi
                 ids.values(), [View(MASKS), View(ByName(MASKS.options))], [visibility, Visibility(nodes)] * 2
             ):
                 obj = changing.known[number]
-                assert checked_by.is_visible(view, owner, obj, os.fstat(nodes.fd(obj))) is seen, (to, obj.name)
+                assert checked_by.is_visible(view, owner, obj, os.fstat(nodes.descriptors.fd(obj))) is seen, (
+                    to,
+                    obj.name,
+                )
 
 
 def test_the_daemon_itself_sees_all(tree: str, visibility: Visibility, nodes: Nodes) -> None:
@@ -664,17 +671,17 @@ def test_the_daemon_itself_sees_all(tree: str, visibility: Visibility, nodes: No
         for who in (DAEMON, actor(DAEMON.caller)):
             is_insider = who is DAEMON
             assert visibility.is_visible(view, who, obj, info) is is_insider
-            assert is_entry_visible(view, who, b"a", info, nodes.fd(obj)) is is_insider
+            assert is_entry_visible(view, who, b"a", info, nodes.descriptors.fd(obj)) is is_insider
 
 
 def test_nothing_is_cached_while_not_all_is_reported(tree: str, visibility: Visibility, nodes: Nodes) -> None:
     assert not Visibility(nodes).access_paths.is_up_to_date()
     *_, deep = go_down(visibility, nodes, 3)
     view, who = View(POLICY), actor(Caller(OWNER, OWNER, frozenset({OWNER})))
-    assert visibility.is_visible(view, who, deep, os.fstat(nodes.fd(deep)))
+    assert visibility.is_visible(view, who, deep, os.fstat(nodes.descriptors.fd(deep)))
     visibility.access_paths.is_up_to_date = lambda: False
     os.chown(f"{tree}/0", OTHER, OTHER)
-    assert not visibility.is_visible(view, who, deep, os.fstat(nodes.fd(deep)))
+    assert not visibility.is_visible(view, who, deep, os.fstat(nodes.descriptors.fd(deep)))
 
 
 def test_no_path_leads_through_what_is_nowhere_or_not_reported(visibility: Visibility, nodes: Nodes) -> None:
@@ -700,6 +707,6 @@ def test_the_lower_mount_is_queried_before_a_cached_path_is_used(
     lower: Any = Lower(tree)
     lower.has = lambda info: info.st_ino == os.stat(f"{tree}/0").st_ino
     lower.is_visible_to = lambda *_: False
-    who, info = actor(Caller(OWNER, OWNER, frozenset({OWNER}))), os.fstat(nodes.fd(deep))
+    who, info = actor(Caller(OWNER, OWNER, frozenset({OWNER}))), os.fstat(nodes.descriptors.fd(deep))
     assert visibility.is_visible(View(POLICY), who, deep, info)
     assert not visibility.is_visible(View(POLICY, lower=lower), who, deep, info)
