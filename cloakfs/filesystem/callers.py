@@ -16,13 +16,14 @@ from ..stacking.upper import UPPER, UpperDaemons
 from ..tree.actor import DAEMON, Actor, RootActor, actor, with_group
 from ..tree.nodes import OBJECT_BITS, Nodes
 from ..tree.notes import noting
-from ..tree.objects import ALL_VIEWERS, NO_VIEWER, Stale
+from ..tree.objects import ALL_VIEWERS, NO_VIEWER, Stale, Viewer
 from ..tree.views import Views
 from ..view import KernelCheckedCaller, View
 from .selfprobe import SelfProbe
 
 # Returns the ids of a request. (The function is typed as a whole, because wrapping each id would cost a call.)
 _client_ids: Callable[[RequestContext], tuple[ClientId, ClientId]] = attrgetter("uid", "gid")
+_viewer_of: Callable[[RequestContext], Viewer] = attrgetter("uid")
 
 
 class Callers:
@@ -160,7 +161,7 @@ class Callers:
             notes.caller = caller
         return caller
 
-    def viewer(self, view: View, who: Actor, ctx: RequestContext) -> int:
+    def viewer(self, view: View, who: Actor, ctx: RequestContext) -> Viewer:
         """Return who learns the answer to a request that is served as `who`, as `audience.Audiences` has it.
 
         Where the server makes all callers one, any other caller is local root, such as mountd at the top directory, or
@@ -168,7 +169,7 @@ class Callers:
         not end what is cached for the one caller.
         """
         if who is not DAEMON:
-            return NO_VIEWER if self._all_squash and not view.is_squashed_caller(ClientId(ctx.uid)) else ctx.uid
+            return NO_VIEWER if self._all_squash and not view.is_squashed_caller(ClientId(ctx.uid)) else _viewer_of(ctx)
         return NO_VIEWER if ctx.pid in self._probe.threads else ALL_VIEWERS
 
     def checked_caller(self, view: View, who: Actor, ctx: RequestContext) -> KernelCheckedCaller | None:

@@ -18,7 +18,7 @@ from .. import linux
 from ..exportmode import ExportMode
 from ..identity import ClientId, ServerId
 from ..tree.nodes import Nodes
-from ..tree.objects import ALL_VIEWERS, NO_VIEWER, Object, Stale, as_directory
+from ..tree.objects import ALL_VIEWERS, NO_VIEWER, Object, Stale, Viewer, as_directory
 from ..tree.visibility import uid_may
 from ..view import View
 from .invalidation import Invalidation, SubtreeInvalidation
@@ -44,7 +44,7 @@ class Audiences:
 
     # -- who knows of an object --------------------------------------------------------------------
 
-    def record(self, number: int, obj: Object, viewer: int) -> SubtreeInvalidation | None:
+    def record(self, number: int, obj: Object, viewer: Viewer) -> SubtreeInvalidation | None:
         """Add `viewer` to the audience of an object: it is about to learn of it, or its request names the nodeid.
 
         Attributes that were cached for another viewer are invalidated at once; names in a directory, and what is below
@@ -63,7 +63,7 @@ class Audiences:
             self._invalidation.invalidate_attributes(obj)
         return self._invalidation.invalidate_subtree(obj) if obj.has_names_for_one else None
 
-    def record_passing(self, number: int, obj: Object, viewer: int) -> SubtreeInvalidation | None:
+    def record_passing(self, number: int, obj: Object, viewer: Viewer) -> SubtreeInvalidation | None:
         """With subtree_check: add `viewer` to the audience of a directory that it is about to pass.
 
         Returns:
@@ -104,7 +104,7 @@ class Audiences:
             and obj.parent.audience not in (ALL_VIEWERS, obj.audience)
         )
 
-    def is_ready(self, number: int, obj: Object, viewer: int) -> bool:
+    def is_ready(self, number: int, obj: Object, viewer: Viewer) -> bool:
         """Whether `viewer` may learn of the directory `obj` without waiting for an invalidation.
 
         If the daemon itself looks it up, no caller learns of it, but the kernel learns where the directory is now, and
@@ -118,11 +118,11 @@ class Audiences:
         return knows and obj not in self._being_extended and not self._exceeds_parent(obj)
 
     @staticmethod
-    def _is_audience(obj: Object, viewer: int) -> bool:
+    def _is_audience(obj: Object, viewer: Viewer) -> bool:
         """Whether `viewer` alone is in the audience. (With `ALL_VIEWERS`, something may have to be invalidated yet.)"""
         return viewer == obj.audience != ALL_VIEWERS
 
-    async def make_ready(self, number: int, obj: Object, viewer: int) -> None:
+    async def make_ready(self, number: int, obj: Object, viewer: Viewer) -> None:
         """Invalidate what has to be invalidated before `viewer` learns of the directory `obj`.
 
         It must not be called while the kernel holds the lock of that directory for this request.
@@ -164,7 +164,7 @@ class Audiences:
             await subtrees[0].done.wait()
         self._being_extended.pop(obj, None)
 
-    def may_list(self, number: int, obj: Object, viewer: int, *, is_directory: bool) -> bool:
+    def may_list(self, number: int, obj: Object, viewer: Viewer, *, is_directory: bool) -> bool:
         """Whether a listing may show `viewer` more of `obj` than its name.
 
         It must not enlarge an audience for which something is cached.

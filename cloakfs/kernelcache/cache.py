@@ -12,7 +12,7 @@ from typing import Any
 from ..background.tasks import Tasks
 from ..monitoring import Counters
 from ..tree.nodes import Nodes
-from ..tree.objects import NO_VIEWER, Object
+from ..tree.objects import NO_VIEWER, Object, Viewer
 from ..tree.views import Views
 from ..tree.visibility import AccessPaths
 from ..tuning import STANDARD, Tuning
@@ -108,7 +108,7 @@ class KernelCache:
 
     # -- who knows of an object --------------------------------------------------------------------
 
-    def note_viewer(self, number: int, obj: Object, viewer: int) -> Pending | None:
+    def note_viewer(self, number: int, obj: Object, viewer: Viewer) -> Pending | None:
         """Note that a caller knows of the object, since its request names the nodeid, or is about to learn of it.
 
         To be called before it is found out whether the caller may see the object; with `subtree_check`, after that.
@@ -129,7 +129,7 @@ class KernelCache:
         subtree = self._audiences.record_passing(number, obj, viewer)
         return None if subtree is None else Pending(self.invalidation.invalidated, subtree)
 
-    def admit(self, number: int, obj: Object, viewer: int) -> Pending | None:
+    def admit(self, number: int, obj: Object, viewer: Viewer) -> Pending | None:
         """Admit a caller to the directory `obj`, which it has looked up by name.
 
         Returns:

@@ -14,7 +14,7 @@ import trio
 from ..background.tasks import Tasks
 from ..exportmode import ExportMode
 from ..tree.nodes import Nodes
-from ..tree.objects import AbsentXattrs, Directory, Object
+from ..tree.objects import AbsentXattrs, Directory, Object, Viewer
 from ..tree.registry import within
 from ..tree.visibility import AccessPaths
 from ..tuning import STANDARD, Tuning
@@ -419,7 +419,7 @@ class Invalidation:
         self._invalidate_negative(directory)
         return self.notifier.invalidate_listing(self._nodes.nodeid(0, directory)) if proof.is_in_kernel else None
 
-    def note_negative(self, number: int, directory: Object, name: bytes, viewer: int) -> bool:
+    def note_negative(self, number: int, directory: Object, name: bytes, viewer: Viewer) -> bool:
         """Note that the kernel will have a negative dentry `name`; False if `viewer` has its share of them.
 
         Most negative dentries go with the name of their directory. These are noted because they have to be invalidated
@@ -434,7 +434,7 @@ class Invalidation:
             self.notifier.invalidate_entry(self._nodes.nodeid(number, other), name)
         return True
 
-    def note_hidden(self, number: int, directory: Object, name: bytes, viewer: int, handle: bytes) -> bool:
+    def note_hidden(self, number: int, directory: Object, name: bytes, viewer: Viewer, handle: bytes) -> bool:
         """Note that the kernel will have a negative dentry for a hidden file; False if `viewer` has its share of them.
 
         When the file becomes visible, the event may name another of its names, or none if it is changed by handle.

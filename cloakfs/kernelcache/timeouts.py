@@ -17,7 +17,7 @@ from ..tree.actor import DAEMON, actor, credentials
 from ..tree.filesystems import MountedFilesystem
 from ..tree.locate import is_settled
 from ..tree.nodes import Nodes
-from ..tree.objects import ALL_VIEWERS, NO_VIEWER, Directory, Object, as_directory
+from ..tree.objects import ALL_VIEWERS, NO_VIEWER, Directory, Object, Viewer, as_directory
 from ..tree.request import Request
 from ..tree.visibility import attrs_of, is_entry_visible, uid_may, world_may
 from ..view import View
@@ -268,7 +268,7 @@ class Timeouts:
             self._note_cached(at.number, obj, cached_for_one=True)
         return seconds, self._of_private_attributes(at, obj, info, theirs)
 
-    def of_negative(self, number: int, view: View, parent: Object, name: bytes, viewer: int) -> float:
+    def of_negative(self, number: int, view: View, parent: Object, name: bytes, viewer: Viewer) -> float:
         """Return the timeout of a negative dentry `name` in `parent`, whatever is known of its other entries.
 
         In a caller view that hides anything, it is 0: names that are hidden from some must not be cached, and the time
@@ -504,7 +504,7 @@ class Timeouts:
 
     # -- what is cached ----------------------------------------------------------------------------
 
-    def is_known_to(self, number: int, obj: Object, viewer: int = NO_VIEWER) -> bool:
+    def is_known_to(self, number: int, obj: Object, viewer: Viewer = NO_VIEWER) -> bool:
         """Whether the kernel may answer this caller about the object from its cache.
 
         Without `viewer`: whether it may answer all callers, so that it need not be checked who may know of it.

@@ -390,7 +390,7 @@ def warn_of_handles(nodes: Nodes) -> None:
     for filesystem in nodes.mounts.filesystems:
         if not filesystem.has_handles:
             log.warning(
-                "%s (%s) has no file handles: nodeids last only as long as the kernel remembers a file, "
+                "%s (%s) has no file handles: nodeids last only as long as the kernel keeps a file in memory, "
                 "and each known file costs a descriptor (overlayfs: mount it with nfs_export=on,index=on)",
                 filesystem.path,
                 filesystem.kind,

@@ -4,7 +4,7 @@ import errno
 import os
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NewType
 
 from .. import linux
 from ..cloak import Condition
@@ -21,8 +21,18 @@ TRANSIENT = 1 << 47
 NEVER = -(1 << 80)
 """A value that no ctime has; 0 will not do, since file systems without a ctime may report it."""
 
-NO_VIEWER, ALL_VIEWERS = -1, -2
-"""Audiences that are not one client uid: no caller knows of an object; several do, or it is not known who does."""
+Viewer = NewType("Viewer", int)
+"""Who learns of an object, and the audience that those who have learned of it make up.
+
+From 0 on, it is a client uid: this caller alone. The other two are `NO_VIEWER` and `ALL_VIEWERS`. So `viewer >= 0` asks
+whether it is one caller.
+"""
+
+NO_VIEWER = Viewer(-1)
+"""No caller: the daemon itself learns of the object, or no caller has learned of it so far."""
+
+ALL_VIEWERS = Viewer(-2)
+"""More than one caller, or it is not known which: an upper daemon asks, or several callers know of the object."""
 
 _NO_VIEWS: frozenset[int] = frozenset()
 
@@ -60,7 +70,7 @@ class CompletenessProof:
 
     __slots__ = ("audience", "is_in_kernel", "is_proven")
 
-    def __init__(self, audience: int) -> None:
+    def __init__(self, audience: Viewer) -> None:
         self.audience = audience
         self.is_proven = self.is_in_kernel = False
 

@@ -9,7 +9,7 @@ from .. import linux
 from ..identity import ServerId
 from ..view import KernelCheckedCaller, View
 from .actor import MOST_IDENTITIES, Actor
-from .objects import Descriptor, Object
+from .objects import Descriptor, Object, Viewer
 from .visibility import may_without_groups, world_may
 
 SET_ID = stat.S_ISUID | stat.S_ISGID
@@ -47,7 +47,7 @@ class Request:
     obj: Object
     fd: int
     info: linux.Stat
-    viewer: int
+    viewer: Viewer
     checked_caller: KernelCheckedCaller | None = None
     has_searched: bool = False
     has_acl: bool | None = None

@@ -18,6 +18,7 @@ from cloakfs import linux
 from cloakfs.filesystem.attributes import NOW, OMIT, AttributeOperations, Change, Time
 from cloakfs.identity import Caller, ServerId
 from cloakfs.tree.actor import actor
+from cloakfs.tree.objects import NO_VIEWER
 from cloakfs.tree.request import Request
 from tests.agents import User
 from tests.mount.conftest import Mount
@@ -172,7 +173,8 @@ class Changer(AttributeOperations):
 
     def __init__(self) -> None:
         self.exported = self.knfsd = True
-        nodes = SimpleNamespace(ask=lambda who, fd: None, with_descriptor=lambda call, *args: call(*args))
+        descriptors = SimpleNamespace(with_descriptor=lambda call, *args: call(*args))
+        nodes = SimpleNamespace(descriptors=descriptors)
         self.nodes = cast(Any, nodes)
 
     def make(self, path: str, who: Caller, change: Change) -> None:
@@ -180,7 +182,7 @@ class Changer(AttributeOperations):
         try:
             view = cast(Any, SimpleNamespace(show=lambda attrs: None))
             obj = cast(Any, SimpleNamespace(name=b"", filesystem=SimpleNamespace(has_posix_rules=True)))
-            at = Request(0, view, actor(who), obj, fd, linux.fstat(fd), 0)
+            at = Request(0, view, actor(who), obj, fd, linux.fstat(fd), NO_VIEWER)
             linux.act_as_daemon()
             self._change(at, change, None)
         finally:

@@ -30,7 +30,7 @@ from cloakfs.tree import calls
 from cloakfs.tree.actor import actor
 from cloakfs.tree.index import Index
 from cloakfs.tree.nodes import Nodes
-from cloakfs.tree.objects import ALL_VIEWERS, NO_VIEWER, Object, Stale, as_directory
+from cloakfs.tree.objects import ALL_VIEWERS, NO_VIEWER, Object, Stale, Viewer, as_directory
 from cloakfs.tree.request import Request
 from cloakfs.tree.views import Views
 from cloakfs.tree.visibility import Visibility
@@ -40,7 +40,7 @@ from tests.agents import User, write
 from tests.mount.conftest import told
 
 OWNER, OTHER, GROUP, STRANGER = 4002, 4001, 7001, 9000
-CLIENT_OF = {OWNER: 6002, OTHER: 6001}
+CLIENT_OF = {OWNER: Viewer(6002), OTHER: Viewer(6001)}
 OPTIONS = parse_options(
     "no_root_squash,range_map=uid 0 map 0 uid 6001 6002 map 4001,"
     "cloak_list=uid +007 4001 gid -020 7001 uid +075 4002 9999"
@@ -1212,7 +1212,7 @@ def test_owners_that_are_not_shown_alike_are_not_cached_in_exports_to_several_ca
 
 
 def test_root_is_one_caller_like_any_other(scene: MakeScene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CLIENT_OF, OWNER, 0)
+    monkeypatch.setitem(CLIENT_OF, OWNER, Viewer(0))
 
     async def main() -> None:
         s = scene()

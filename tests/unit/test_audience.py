@@ -10,14 +10,14 @@ from cloakfs.exportmode import LOCAL
 from cloakfs.identity import ServerId
 from cloakfs.kernelcache.audience import Audiences
 from cloakfs.policy import Policy
-from cloakfs.tree.objects import ALL_VIEWERS, NO_VIEWER, Directory
+from cloakfs.tree.objects import ALL_VIEWERS, NO_VIEWER, Directory, Viewer
 from cloakfs.view import View
 
 NOTHING: Any = None  # these questions are about the objects alone
 AUDIENCES = Audiences(NOTHING, NOTHING, LOCAL)
 
 
-def directory(audience: int, above: int | None = ALL_VIEWERS, **what: bool) -> Directory:
+def directory(audience: Viewer, above: Viewer | None = ALL_VIEWERS, **what: bool) -> Directory:
     """Return a directory with this audience, in one with another."""
     obj = Directory(2, b"handle", NOTHING)
     obj.audience = audience
@@ -43,7 +43,7 @@ def directory(audience: int, above: int | None = ALL_VIEWERS, **what: bool) -> D
         (ALL_VIEWERS, ALL_VIEWERS, ALL_VIEWERS),
     ],
 )
-def test_an_audience_only_grows(audience: int, viewer: int, now: int) -> None:
+def test_an_audience_only_grows(audience: Viewer, viewer: Viewer, now: Viewer) -> None:
     obj = directory(audience)
     assert AUDIENCES.record(0, obj, viewer) is None  # nothing was cached for any caller
     assert obj.audience == now
@@ -64,7 +64,7 @@ def test_an_audience_only_grows(audience: int, viewer: int, now: int) -> None:
     ],
 )
 def test_only_its_audience_is_admitted_before_the_names_are_invalidated(
-    audience: int, viewer: int, is_ready: bool
+    audience: Viewer, viewer: Viewer, is_ready: bool
 ) -> None:
     """With an audience of all, they are just being invalidated."""
     obj = directory(audience, has_names_for_one=True)
@@ -86,7 +86,7 @@ def test_only_its_audience_is_admitted_before_the_names_are_invalidated(
         (ALL_VIEWERS, ALL_VIEWERS, False),
     ],
 )
-def test_attributes_are_cached_for_an_audience_of_one(audience: int, viewer: int, is_for_others: bool) -> None:
+def test_attributes_are_cached_for_an_audience_of_one(audience: Viewer, viewer: Viewer, is_for_others: bool) -> None:
     obj = directory(audience, cached_for_one=True)
     assert AUDIENCES.may_list(0, obj, viewer, is_directory=False) is not is_for_others
     assert AUDIENCES.is_ready(0, obj, viewer)
@@ -109,13 +109,13 @@ def test_attributes_are_cached_for_an_audience_of_one(audience: int, viewer: int
     ],
 )
 def test_no_caller_learns_of_a_directory_that_others_know_without_knowing_where_it_is(
-    audience: int, above: int | None, is_ready: bool
+    audience: Viewer, above: Viewer | None, is_ready: bool
 ) -> None:
     """It was moved, and ".." leads them there."""
     obj = directory(audience, above)
-    assert AUDIENCES.is_ready(0, obj, 5) is is_ready
+    assert AUDIENCES.is_ready(0, obj, Viewer(5)) is is_ready
     assert AUDIENCES.is_ready(0, obj, NO_VIEWER) is is_ready  # the daemon tells the kernel where it is
-    assert AUDIENCES.is_ready(1, obj, 5)
+    assert AUDIENCES.is_ready(1, obj, Viewer(5))
 
 
 class Forwarding(Policy):
@@ -168,7 +168,7 @@ def test_what_depends_on_groups_or_on_code_is_not_surely_seen() -> None:
     ],
 )
 def test_what_is_cached_for_one_caller_holds_as_long_as_it_surely_sees_it(
-    audience: int, above: int | None, mode: int, holds: bool
+    audience: Viewer, above: Viewer | None, mode: int, holds: bool
 ) -> None:
     obj = directory(audience, above, cached_for_one=True)
     info = linux.Stat((mode, 2, 3, 1, 4002, 4002, 0, 0, 0, 0))

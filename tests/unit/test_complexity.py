@@ -19,7 +19,6 @@ TOO_LONG = {
     "cloakfs/filesystem/operation.py": {"operation", "guarded"},
     "cloakfs/filesystem/trace.py": {"_arguments"},
     "cloakfs/tree/index.py": {"object"},
-    "cloakfs/tree/nodes.py": {"__init__"},
     "tests/mount/test_faults.py": {"test_each_task_with_each_fault"},
     "tests/mount/test_timeouts.py": {
         "main",
