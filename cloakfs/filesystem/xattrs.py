@@ -41,7 +41,7 @@ class XattrOperations(Core):
     def _require_server(self, ctx: RequestContext) -> None:
         """Refuse local users in a mount that is for a server alone.
 
-        The kernel does so for all other requests (`mountpoint.attach`), but not for `security.` names and ACLs of what
+        The kernel does so for all other requests (`fuse.attach`), but not for `security.` names and ACLs of what
         can be reached without a search: the root of the mount. A process in a pid namespace that is not below the
         daemon's has pid 0 here; it is a thread of the kernel's server, when the daemon runs in a container.
         """

@@ -1,4 +1,4 @@
-"""The timeouts of a reply: which row of the table (`policy`) it falls under.
+"""The timeouts of a reply: which row of the table (`cachepolicy`) it falls under.
 
 The rows depend on two questions. Would all callers be shown the same of an object, and may they search the directories
 above it? Or does only one caller know of it, and sees it whatever its groups are?

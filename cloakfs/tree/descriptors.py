@@ -142,7 +142,7 @@ class Descriptors:
         Its open descriptor proves the identity: while it is open, the inode number is not given to another object.
         """
         obj = self._by_inode.get((info.st_dev, info.st_ino))
-        # `links.is_entry`, without a call
+        # `registry.is_entry`, without a call
         return obj if obj is not None and parent.children is not None and parent.children.get(name) is obj else None
 
     def _close_oldest(self, count: int) -> int:

@@ -136,7 +136,7 @@ class TreeMounts:
         }
 
     def served_at(self, device: str) -> None:
-        """Note the device (`mounts.Place`) of the file system that serves the tree, which must always be excluded.
+        """Note the device (`mountinfo.Place`) of the file system that serves the tree, which must always be excluded.
 
         Where it shows up inside the tree (a bind mount), the name leads nowhere: the daemon would wait for itself.
         """

@@ -51,6 +51,7 @@ class AccessPaths:
         at_once: how many directories may be checked without giving time to other requests.
 
     Attributes:
+        changes: how many changes of directories above others were reported.
         is_up_to_date: returns whether every change made until now has been reported to this object (`changed`,
             `invalidate`). It is called only where the answer is needed.
     """
@@ -61,7 +62,7 @@ class AccessPaths:
         self._registry = nodes.registry
         self._cloak: CloakList | None = None
         self._beginning = AccessPath(None, None)
-        self._changes = 0  # how many changes of directories above others were reported
+        self.changes = 0
         self.is_up_to_date: Callable[[], bool] = lambda: False
 
     def changed(self, directory: Object) -> None:
@@ -72,14 +73,14 @@ class AccessPaths:
             access_path = directory.access_path
             if access_path is not None:
                 access_path.is_void = True
-                self._changes += access_path.is_used
+                self.changes += access_path.is_used
 
     def invalidate(self) -> None:
         """Drop all that is cached, since it is not known what has changed."""
         self._registry.epoch += 1
         self._beginning.is_void = True
         self._beginning = AccessPath(None, None)
-        self._changes += 1
+        self.changes += 1
 
     def to(self, cloak: CloakList, directory: Directory) -> AccessPath | None:
         """Return the path to `directory`; None if it must be checked each time, or a place on it has to be found first.
@@ -97,13 +98,13 @@ class AccessPaths:
             access_path is not None
             and directory.verified_epoch == self._registry.epoch
             and not access_path.is_void
-            and (access_path.seen == self._changes or access_path.holds(self._changes))
+            and (access_path.seen == self.changes or access_path.holds(self.changes))
         ):
             return access_path
         return self._find(cloak, directory)
 
     def _find(self, cloak: CloakList, directory: Directory) -> AccessPath | None:
-        root, epoch, changes = self._nodes.root, self._registry.epoch, self._changes
+        root, epoch, changes = self._nodes.root, self._registry.epoch, self.changes
         access_path = self._beginning
         unverified: list[Directory] = []
         at: Directory | None = directory
@@ -128,7 +129,7 @@ class AccessPaths:
             if known is None or not known.is_like(access_path, at.condition):
                 if known is not None:
                     known.is_void = True
-                    self._changes += known.is_used
+                    self.changes += known.is_used
                 at.access_path = known = AccessPath(access_path, at.condition)
                 paths += 1
             known.is_void = False
