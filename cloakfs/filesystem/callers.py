@@ -87,7 +87,7 @@ class Callers:
     def served_at_once(
         self, inode: InodeT, ctx: RequestContext, *, for_attributes: bool
     ) -> tuple[int, View, Actor] | None:
-        """Return what `served` returns, if nothing has to be waited for; otherwise None."""
+        """Return the view's number, the view, and who the request is served as; None if that has to be waited for."""
         number = inode >> OBJECT_BITS  # `Nodes.view_of`, without a call
         view = self._views.get(number)
         if view is None:
@@ -112,9 +112,9 @@ class Callers:
         return number, view, who if view.lower is None else self._checked(view, who)
 
     def admits(self, view: View, ctx: RequestContext) -> bool:
-        """Whether the caller may enter the view: for a fixed one, see `View.admits`.
+        """Whether the caller may enter the view: any caller a caller view, and only some uids a fixed one.
 
-        Root may enter those of others if it could become them anyway (CAP_SETUID). A root that this daemon cannot see
+        Those are root, the uids of view_access, and the one whose identity the view has (`View.admits`). Root may enter those of others if it could become them anyway (CAP_SETUID). A root that this daemon cannot see
         counts by its uid. Otherwise, root outside the pid namespace of the daemon could not mount views for others.
         """
         uid = _client_ids(ctx)[0]

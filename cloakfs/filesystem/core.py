@@ -367,7 +367,9 @@ class Core(pyfuse3.Operations):
         for_attributes: bool = False,
         listed: Collection[int] = (),
     ) -> tuple[int, View, Actor]:
-        """Return what `Callers.served` returns, once `obj` is prefaulted: it can be judged until the next await.
+        """Prefault `obj`; return the number of the view, the view, and who the request is served as.
+
+        All three are by the policy that is in force then. Until the next await, `obj` can be judged without waiting.
 
         The lower mount is also queried about what the descriptors in `listed` (O_PATH) refer to.
         """
@@ -390,7 +392,9 @@ class Core(pyfuse3.Operations):
     async def _prefault(
         self, obj: Object, name: bytes | None = None, lower_query: Query | None = None, uid: int = -1
     ) -> Mapping[tuple[int, bytes], tuple[int, int]]:
-        """Prefault the object, and `name` in it; return what `Locator.use_prefaulted` needs.
+        """Prefault the object, and `name` in it; return what was found there.
+
+        These are st_dev and st_ino, by the number of the directory and the name (for `Locator.use_prefaulted`).
 
         With `lower_query`, the same thread queries the lower mount about it. What is deep in the tree is prefaulted in
         parts, for one request of each caller (`uid`, or the daemon) at a time.

@@ -364,10 +364,10 @@ class NameOperations(Core):
     def _made_as(
         self, at: Request, name: bytes, fd: int, *, is_there: bool, is_new: bool = False
     ) -> tuple[Object, linux.Stat, EntryAttributes]:
-        """Return what `fd` (O_PATH) refers to, whatever has its name now, its stat, and the answer.
+        """Return the object that `fd` (O_PATH) refers to, whatever has its name now, its stat, and the answer.
 
         Takes ownership of `fd`. `is_there` is for remote directories: whether the name leads to it, as a thread has
-        found. `is_new`: see `Registry.resolve`.
+        found. `is_new` says that it was just made, and that no other request has been served since.
         """
         info = at.obj.filesystem.stat(fd)
         obj = self.nodes.registry.resolve(fd, at.obj, name, info, is_new=is_new)

@@ -42,7 +42,9 @@ class Replies:
         info: linux.Stat,
         checked_caller: KernelCheckedCaller | None = None,
     ) -> EntryAttributes:
-        """Return the attributes of `obj` as `view` shows them (to `checked_caller`).
+        """Return the attributes of `obj` as `view` shows them; the kernel may not cache them yet.
+
+        If there is a `checked_caller`, the kernel compares its ids with them, so they show its own objects under these.
 
         Raises:
             Stale: the policy failed.
@@ -94,7 +96,11 @@ class Replies:
         return self._last_change
 
     def named(self, at: Request, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
-        """Answer a request by name with what it leads to: the kernel now holds one more reference."""
+        """Return the answer to a request by name, and count the reference to `obj` that the kernel gets with it.
+
+        Raises:
+            Stale: it is a directory in which the kernel caches names for another caller.
+        """
         if stat.S_ISDIR(info.st_mode) and self._cache.admit(at.number, obj, at.viewer) is not None:
             raise Stale  # what was just made has been replaced; a LOOKUP waits until it is ready
         entry = self.entry(at, name, obj, info)
@@ -102,14 +108,14 @@ class Replies:
         return entry
 
     def entry(self, at: Request, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
-        """Return the attributes of the entry `name` of the directory, with how long the kernel may cache both."""
+        """Return the attributes of `obj`, the entry `name` of the directory, with the timeouts of name and attributes."""
         fd = self._nodes.descriptors.fd(obj)
         entry = self.attributes(at.number, at.view, obj, name, fd, info, at.checked_caller)
         entry.entry_timeout, entry.attr_timeout = self._cache.entry(at, name, obj, fd, info)
         return entry
 
     def of_object(self, at: Request, info: linux.Stat) -> EntryAttributes:
-        """Return the attributes for a request by nodeid, with how long the kernel may cache them."""
+        """Return the attributes of the object that the request names by its nodeid, with their timeout."""
         entry = self.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, info, at.checked_caller)
         entry.attr_timeout = self._cache.attributes(at, info)
         return entry

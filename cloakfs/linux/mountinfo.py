@@ -94,7 +94,7 @@ class MountTableChanges:
         return bool(self._poll.poll(0))
 
     def table(self) -> dict[int, Place]:
-        """Return what `by_id` returns, even if no further descriptor can be opened."""
+        """Return id of the mount -> its place, even if no further descriptor can be opened."""
         self._table.seek(0)
         return parse(self._table.read())
 

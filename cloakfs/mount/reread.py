@@ -43,7 +43,7 @@ def as_json(options: Options) -> bytes:
 
 
 def read_apart(read: Callable[[], Options]) -> Reread:
-    """In a thread that has no descriptors (`linux.apart`): return what `read` returns in a process of its own.
+    """In a thread that has no descriptors (`linux.apart`): have a process of its own read the options, and return them.
 
     Args:
         read: reads the options; it must be possible to pickle it.
