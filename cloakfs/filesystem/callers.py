@@ -114,8 +114,9 @@ class Callers:
     def admits(self, view: View, ctx: RequestContext) -> bool:
         """Whether the caller may enter the view: any caller a caller view, and only some uids a fixed one.
 
-        Those are root, the uids of view_access, and the one whose identity the view has (`View.admits`). Root may enter those of others if it could become them anyway (CAP_SETUID). A root that this daemon cannot see
-        counts by its uid. Otherwise, root outside the pid namespace of the daemon could not mount views for others.
+        Those are root, the uids of view_access, and the one whose identity the view has (`View.admits`). Root may enter
+        the views of others if it could become them anyway (CAP_SETUID). A root that this daemon cannot see counts by
+        its uid. Otherwise, root outside the pid namespace of the daemon could not mount views for others.
         """
         uid = _client_ids(ctx)[0]
         if not view.admits(uid):

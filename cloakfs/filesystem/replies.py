@@ -44,7 +44,7 @@ class Replies:
     ) -> EntryAttributes:
         """Return the attributes of `obj` as `view` shows them; the kernel may not cache them yet.
 
-        If there is a `checked_caller`, the kernel compares its ids with them, so they show its own objects under these.
+        A `checked_caller` is shown its own objects under its own ids, by which the kernel checks its permissions.
 
         Raises:
             Stale: the policy failed.
@@ -108,7 +108,7 @@ class Replies:
         return entry
 
     def entry(self, at: Request, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
-        """Return the attributes of `obj`, the entry `name` of the directory, with the timeouts of name and attributes."""
+        """Return the attributes of `obj`, the entry `name` of the directory, with the timeouts of both."""
         fd = self._nodes.descriptors.fd(obj)
         entry = self.attributes(at.number, at.view, obj, name, fd, info, at.checked_caller)
         entry.entry_timeout, entry.attr_timeout = self._cache.entry(at, name, obj, fd, info)

@@ -33,6 +33,9 @@ from .settings import Settings
 
 log = logging.getLogger(__name__)
 
+STILL_IN_USE = "still in use"
+"""What the log says of a mount that is cut off because it did not end in time."""
+
 
 def serve(settings: Settings, ready: Callable[[], None]) -> None:
     """Mount and serve until the mount is unmounted, or a signal ends this.
@@ -238,5 +241,5 @@ class MountDaemon:
         await trio.to_thread.run_sync(linux.apart, self._attached.detach)
         seconds = self._settings.tuning.stop_seconds
         await trio.sleep(seconds)
-        log.warning("%s: still in use after %g s", self._settings.target, seconds)
+        log.warning("%s: %s after %g s", self._settings.target, STILL_IN_USE, seconds)
         pyfuse3.terminate()

@@ -368,9 +368,12 @@ def _refuse_to_serve_itself(settings: Settings) -> None:
             )
 
 
+MAKE_ROOM = "make room on its file system"
+"""What to do where there is no room for the state of a mount."""
+
 _HINTS = {
-    errno.ENOSPC: "make room on its file system",
-    errno.EDQUOT: "make room on its file system",
+    errno.ENOSPC: MAKE_ROOM,
+    errno.EDQUOT: MAKE_ROOM,
     errno.EROFS: "its file system has to be writable (mount -o remount,rw)",
     errno.EAGAIN: "another program has locked it (fuser)",
     errno.ENOMEM: "the machine has too little memory",

@@ -18,6 +18,7 @@ from cloakfs.kernelcache import invalidation, notifier, watch
 from cloakfs.mount import control, reload
 from cloakfs.policy import Policy
 from cloakfs.tree import descriptors, index, mounts, views
+from tests.altered import replace
 
 FAULTS: dict[str, Callable[[], BaseException]] = {
     "EMFILE": lambda: OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
@@ -85,7 +86,7 @@ def _wrap(armed: _Armed, point: str, owner: object, name: str) -> None:
             raise FAULTS[fault]()
         return call(*args, **kwargs)
 
-    setattr(owner, name, staticmethod(failing) if is_static else failing)
+    replace(owner, name, staticmethod(failing) if is_static else failing)
 
 
 def _no_thread(armed: _Armed) -> None:
@@ -98,7 +99,7 @@ def _no_thread(armed: _Armed) -> None:
             raise FAULTS["thread"]()
         return await run_sync(call, *args, **kwargs)
 
-    trio.to_thread.run_sync = failing  # type: ignore[assignment]
+    replace(trio.to_thread, "run_sync", failing)
 
 
 class Plain(Policy):

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from cloakfs import linux
+from cloakfs.mount.daemon import STILL_IN_USE
 from cloakfs.state.runtime import RUN_DIR, STATE_DIR, mount_key
 from cloakfs.tuning import Tuning
 from tests.agents import User, names, read, write
@@ -157,7 +158,7 @@ def test_sigterm_during_load(tree: str, mount: Callable[..., Mount], user: Calla
         check_acknowledged(m.real(str(client.uid)), done)
     assert not is_mounted(m.path)
     wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
-    assert "still in use" not in m.log
+    assert STILL_IN_USE not in m.log
 
 
 @contextlib.contextmanager
@@ -180,7 +181,7 @@ def in_foreground(source: str, path: str) -> Iterator[subprocess.Popen[bytes]]:
     assert status == 0, text
     assert "Traceback" not in text
     assert "failed with" not in text
-    assert "still in use" not in text
+    assert STILL_IN_USE not in text
 
 
 _held: list[int] = []  # of the User whose process this is

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from cloakfs import linux
+from cloakfs.mount.start import MAKE_ROOM
 from cloakfs.state.runtime import STATE_DIR, mount_key
 from cloakfs.state.versions import VersionError
 from cloakfs.tree.index import Index, Unstored
@@ -207,7 +208,7 @@ def test_no_room_to_begin_with(base: str, tree: str) -> None:
         assert done.returncode == 1
         assert state in done.stderr
         assert "full" in done.stderr
-        assert "make room" in done.stderr
+        assert MAKE_ROOM in done.stderr
         assert " away" not in done.stderr
         assert done.stderr.count("\n") == 1
         assert not is_mounted(path)
@@ -262,7 +263,7 @@ def test_an_index_that_cannot_be_used(
             os.mkdir(m.at("directory"))
             assert f"{index}: {said}" in numbers_of(m)
             assert way_out in m.log
-            assert "make room" not in m.log
+            assert MAKE_ROOM not in m.log
         done = run("mount", tree, path, "-o", "knfsd", check=False)
         assert done.returncode == 1
         assert done.stderr.startswith(f"cloakfs: {index}: {said}")

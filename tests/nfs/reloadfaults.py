@@ -15,6 +15,7 @@ import trio
 from cloakfs import linux
 from cloakfs.linux import ownfiles
 from cloakfs.nfs import ganesha, guard, knfsd
+from tests.altered import replace
 
 FAULTS = ("error", "server", "daemon")
 """A step fails with an error of the system; or it works, but the server, or the daemon of a mount that stays, has been
@@ -89,7 +90,7 @@ def install(path: str) -> None:
             steps.take(what(*arguments))
             return original(*arguments, **more)
 
-        setattr(owner, name, counted)
+        replace(owner, name, counted)
 
     before(ownfiles, "replace", lambda path, *_: f"write {os.path.basename(path)}")
     before(trio, "run_process", lambda command, *_: f"run {os.path.basename(command[0])}")
