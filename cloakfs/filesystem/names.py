@@ -473,7 +473,7 @@ class NameOperations(Core):
                 calls.close(path_fd)
             raise
         opener = maker if is_new and not self.ganesha else None  # Ganesha's right to use it is checked again and again
-        of_file = Request(at.number, at.view, at.who, obj, at.fd, info, at.viewer)
+        of_file = Request(at.number, at.view, at.who, obj, fd, info, at.viewer)
         fh = self.files.opened(fd, of_file, as_opener=True, opener=opener, flags=flags)
         return FileInfo(fh=fh, keep_cache=False), entry
 

@@ -30,7 +30,7 @@ class Request:
         view: the view.
         who: the identity that it is served as.
         obj: the object that it names by its nodeid; for a request with a name, the directory.
-        fd: refers (O_PATH) to the object.
+        fd: refers to the object (O_PATH, or open, if a client has just opened it or lists it).
         info: the stat of the object.
         viewer: who learns the answer (`kernelcache.audience`).
         checked_caller: set where the kernel checks permissions against what is shown.
