@@ -138,11 +138,11 @@ def absent(seconds: float, path: str = "open/absent", of: str = "") -> Claim:
 CONTENT = Claim("content", "of files", None, "open/public")
 LISTINGS = Claim("listings", "", 0, "open")
 LISTINGS_OF_HOMES = (
-    (Claim("listings", "in directories that only one", None, "home"), Claim("listings", "of anything else", 0, "open"))
+    (Claim("listings", "in directories known to one", None, "home"), Claim("listings", "of anything else", 0, "open"))
     if hasattr(pyfuse3.FileInfo, "cache_readdir")
     else (Claim("listings", "", 0, "home"),)
 )
-ABSENT_IN_HOMES = (absent(10, "home/absent", "in directories that only one"), absent(0, of="of anything else"))
+ABSENT_IN_HOMES = (absent(10, "home/absent", "in directories known to one"), absent(0, of="of anything else"))
 """This is found out by listing them, and so comes after that."""
 XATTRS = Claim("extended attributes", "", 0, "open/public")
 ACLS = (
@@ -216,9 +216,9 @@ def begins(said: str, of: str) -> bool:
     return said.startswith(of) if of else not said
 
 
-ALL, ONE, ELSE = "of what all callers see", "in directories that only one", "of anything else"
+ALL, ONE, ELSE = "of what all callers see", "in directories known to one", "of anything else"
 REACHED = "in directories that all callers can reach"
-ITS = "of what only one"
+ITS = "of what is known to one"
 TOP = attributes(HOUR, ".", "of the top")
 
 # -- views for each caller -------------------------------------------------------------------------
