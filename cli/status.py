@@ -108,6 +108,8 @@ def _show(one: Health, words: dict[str, str], *, in_full: bool, with_kernel: boo
     if with_kernel:
         if mount.access:
             _print_value("access", mount.access)
+        if mount.locks:
+            _print_value("locks", mount.locks)
         for name, value in _kernel_lines(mount):
             _print_value(name, value, 2 * _INDENT + 1)
 

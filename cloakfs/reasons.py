@@ -142,3 +142,18 @@ def _who_checks(view: View, groups: str | None, *, by_kernel: bool, exported: bo
     if differs:
         return f"checked by the daemon alone: {differs}"
     return "checked by the daemon alone; the kernel could, too, by the same ids and groups (default_permissions)"
+
+
+def who_locks(real: bool, *, knfsd: bool, local: bool) -> str:
+    """Return in words where the locks of clients hold (fcntl(2), flock(2)).
+
+    Args:
+        real: whether they are locks on the real files.
+        knfsd: whether the kernel's NFS server exports the mount.
+        local: whether it has `local_locks`.
+    """
+    if real:
+        return "on the real tree: they hold for other mounts and exports of it, too, and for programs on it"
+    if knfsd and local:
+        return "within this mount alone: NFSv3 is served, whose locks the kernel refuses on a mount with real ones"
+    return f"within this mount alone ({'local_locks' if local else 'the released pyfuse3 passes none on'})"

@@ -41,9 +41,9 @@ class User:
         """Make it start a call that may not return; see `has_answered` and `finish_within`."""
         self._pipe.send((call, args, {}))
 
-    def has_answered(self) -> bool:
-        """Whether the call that was started has returned."""
-        return self._pipe.poll(0)
+    def has_answered(self, seconds: float = 0) -> bool:
+        """Whether the call that was started has returned, or returns within so many seconds."""
+        return self._pipe.poll(seconds)
 
     def answers_within(self, seconds: float) -> bool:
         """Whether the call that was started succeeds in time."""

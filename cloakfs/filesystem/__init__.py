@@ -8,10 +8,11 @@ from ..fuse.loop import last_request
 from .attributes import AttributeOperations
 from .data import DataOperations
 from .directories import DirectoryOperations
+from .locks import LockOperations
 from .xattrs import XattrOperations
 
 
-class Filesystem(AttributeOperations, DirectoryOperations, DataOperations, XattrOperations):
+class Filesystem(AttributeOperations, DirectoryOperations, DataOperations, LockOperations, XattrOperations):
     """A real tree, seen through views."""
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:

@@ -18,7 +18,7 @@ from ..accounts.groups import GroupSource
 from ..accounts.threadstatus import ThreadStatus
 from ..background.tasks import Tasks
 from ..exportmode import ExportMode
-from ..fuse.compatibility import keeps_listings
+from ..fuse.compatibility import keeps_listings, offers_locks
 from ..identity import ServerId
 from ..kernelcache.cache import KernelCache
 from ..kernelcache.cachepolicy import MountTraits
@@ -39,6 +39,7 @@ from ..tuning import STANDARD, Tuning
 from ..view import LowerMount, View
 from .callers import Callers
 from .handles import HalfRead, OpenFiles
+from .lockholders import LockHolders
 from .operation import Requests, Turns
 from .probing import Probing
 from .reader import Reader
@@ -95,6 +96,7 @@ class Core(pyfuse3.Operations):
         default_permissions: whether the kernel checks permissions, too.
         xattrs: whether there are extended attributes, ACLs among them.
         max_open: how many files and directories clients may have open.
+        local_locks: let the kernel handle locks, which then hold within this mount alone.
         tuning: times and bounds.
     """
 
@@ -117,6 +119,7 @@ class Core(pyfuse3.Operations):
         default_permissions: bool = False,
         xattrs: bool = True,
         max_open: int = 1024,
+        local_locks: bool = False,
         tuning: Tuning = STANDARD,
     ) -> None:
         super().__init__()
@@ -134,6 +137,7 @@ class Core(pyfuse3.Operations):
         # The text of a symbolic link never changes, except where another machine or process serves the file system, and
         # a caller gets to it by a name. (In an export, by a handle.)
         self.enable_symlink_cache = not self.exported and not any(it.remote for it in nodes.mounts.filesystems)
+        self.enable_locks = offers_locks and not local_locks
         # With subtree_check, the kernel reconnects a handle with the identity of the caller that sent it.
         self.reconnects_as_others = mode.knfsd and not mode.subtree_check
         self.reconnection = HandleReconnection()
@@ -146,6 +150,7 @@ class Core(pyfuse3.Operations):
         self.requests = Requests()
         self.references = References(nodes.forget, self.requests.is_news, nodes.registry.drop_unused)
         self.files = OpenFiles(nodes, max_open)
+        self.locks = LockHolders(self.files.shares)
         self.half_read = HalfRead()
         self.turns = Turns()
         self.self_probe = SelfProbe(mountpoint)
@@ -643,6 +648,8 @@ class Core(pyfuse3.Operations):
 
     def _close(self, fh: FileHandleT) -> None:
         """Close what a client had open. Where that may take long, no request waits for it."""
+        if self.locks.by_object:
+            self.locks.closed(self.files.by_fd[fh].obj, fh)
         file = self.files.close(fh)
         if file is not None:
             assert self.tasks is not None

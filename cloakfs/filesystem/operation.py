@@ -160,8 +160,8 @@ def operation(
 
     name = handler.__name__
     now = time.perf_counter_ns
-    # A request that only gives something back is never refused.
-    counted = name not in ("release", "releasedir")
+    # A request that only gives something back is never refused; locks that are waited for have shares of their own.
+    counted = name not in ("release", "releasedir", "unlock", "setlk", "flock")
     is_write = name == "write"
     _, *parameters = inspect.signature(handler).parameters
     has_context = "ctx" in parameters

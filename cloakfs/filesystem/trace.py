@@ -5,6 +5,7 @@ A record has the caller, the request, the answer, and why. Records are made only
 
 import contextlib
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -312,6 +313,10 @@ def _arguments(operation: str, given: Mapping[str, Any]) -> str | None:
             return f"{given['size']} at {given['off']}"
         case "write":
             return f"{len(given['buf'])} at {given['off']}"
+        case "getlk" | "setlk":
+            return _lock(given["lock"])
+        case "flock":
+            return {fcntl.LOCK_SH: "shared", fcntl.LOCK_EX: "exclusive"}.get(given["op"], "unlock")
         case "open" | "create":
             flags = given["flags"]
             named = [_ACCESS.get(flags & os.O_ACCMODE, ""), *(name for name in _FLAGS if flags & getattr(os, name))]
@@ -327,6 +332,11 @@ def _arguments(operation: str, given: Mapping[str, Any]) -> str | None:
         case "setattr":
             return ", ".join(_changes(given["attr"], given["fields"])) or None
     return None
+
+
+def _lock(lock: Any) -> str:
+    kind = {fcntl.F_RDLCK: "read", fcntl.F_WRLCK: "write"}.get(lock.type, "unlock")
+    return f"{kind} {f'{lock.len} bytes' if lock.len else 'all'} from {lock.start}"
 
 
 def _changes(attr: EntryAttributes, fields: Any) -> list[str]:

@@ -48,7 +48,7 @@ _IGNORED = frozenset({"defaults", "auto", "noauto", "nofail", "user", "nouser", 
                       "loud", "mand", "nomand"})  # fmt: skip
 _IGNORED_BEGINNINGS = ("x-", "X-", "comment=")
 _SWITCHES = frozenset({"default_permissions", "knfsd", "all_squashed", "subtree_checked", "ganesha", "noxattr",
-                       "remount", "restart"})  # fmt: skip
+                       "local_locks", "remount", "restart"})  # fmt: skip
 _VALUES = frozenset({"record", "fsname", "exports", "client", "restarted", "log"})
 
 
@@ -75,6 +75,7 @@ class MountOptions:
         restart: mount again if the daemon dies.
         restarts: how many times that has happened (`restarted=N`, which the reaper alone gives).
         log: where the log of a mount in the background goes: a file, or `syslog`.
+        local_locks: let the kernel handle locks, which then hold within this mount alone.
         given: the single words, as they were given; also those that belong to an export.
     """
 
@@ -91,6 +92,7 @@ class MountOptions:
     restart: bool = False
     restarts: int = 0
     log: str | None = None
+    local_locks: bool = False
     given: tuple[str, ...] = ()
 
 
@@ -127,6 +129,7 @@ def split_mount_options(text: str) -> tuple[MountOptions, str]:
         "restart" in switches,
         int(restarted) if (restarted := values.get("restarted", "")).isdecimal() else 0,
         values.get("log"),
+        "local_locks" in switches,
         tuple(words.given),
     ), _without(text, taken)
 

@@ -15,7 +15,7 @@ import ctypes
 import gc
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import pyfuse3
 import trio
@@ -56,6 +56,33 @@ requester: Callable[[ReaddirToken], RequestContext] = (
 
 keeps_listings = hasattr(FileInfo, "cache_readdir")
 """Whether the kernel can be told to cache the entries of a directory (only with the patch)."""
+
+
+class FileLock(Protocol):
+    """A lock of fcntl(2): `pyfuse3.FileLock` of the patched pyfuse3.
+
+    Attributes:
+        type: F_RDLCK, F_WRLCK or F_UNLCK.
+        start: the first byte.
+        len: the number of bytes; 0 for all up to the end, wherever that will be.
+        pid: the process that has the lock, or wants it.
+    """
+
+    type: int
+    start: int
+    len: int
+    pid: int
+
+
+class LockWait(Protocol):
+    """What a request that waits for a lock has: `pyfuse3.LockWait` of the patched pyfuse3."""
+
+    def on_interrupt(self, callback: Callable[[], object]) -> None:
+        """Have this called once the waiting process is interrupted; at once, if it has been."""
+
+
+offers_locks = hasattr(pyfuse3, "FileLock")
+"""Whether the daemon can have locks for its clients on the real files (only with the patch)."""
 
 
 def opened(fh: int, *, keep_cache: bool) -> FileHandleT:

@@ -156,6 +156,17 @@ class KernelCache:
         else:
             self.invalidation.invalidate_pages(pages_in, obj)
 
+    async def confirm_content(self, number: int, obj: Object) -> None:
+        """Wait until no page of a file is cached that was changed before now, behind the mount or in another view.
+
+        Whoever has just got a lock on the file relies on this.
+        """
+        if obj.filesystem.watched:
+            await self._changes.catch_up()
+        else:
+            self.invalidation.invalidate_pages(number, obj)
+        await self.invalidation.notifier.pages_invalidated(self._nodes.nodeid(number, obj))
+
     # -- for as long as the mount is there ---------------------------------------------------------
 
     def attach(self, session: int) -> None:

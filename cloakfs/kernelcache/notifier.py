@@ -25,6 +25,7 @@ import struct
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from time import monotonic
+from typing import TypeVar
 
 import pyfuse3
 import trio
@@ -36,6 +37,8 @@ from ..tree import calls
 from ..tuning import STANDARD, Tuning
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 # How often to look for stalled directories, and to invalidate attributes once more.
 AGAIN_SECONDS = 0.1
@@ -134,13 +137,16 @@ def _invalidate_listing(directory: int) -> None:
         pyfuse3.invalidate_inode(InodeT(directory))
 
 
-def invalidate_pages(nodeids: deque[int]) -> None:
-    """Invalidate the pages of these files; they are taken out of the queue."""
+def invalidate_pages(nodeids: deque[int]) -> list[int]:
+    """Invalidate the pages of these files; they are taken out of the queue, and returned."""
+    done: list[int] = []
     with contextlib.suppress(IndexError):
         while True:
             nodeid = nodeids.popleft()
             with contextlib.suppress(OSError):
                 pyfuse3.invalidate_inode(InodeT(nodeid))
+            done.append(nodeid)
+    return done
 
 
 class Notifier:
@@ -171,6 +177,9 @@ class Notifier:
         self._recent: set[int] = set()  # nodeids whose attributes are invalidated once more
         self._pages: set[int] = set()
         self._pages_running: deque[int] = deque()
+        # Pages that are not known to be invalidated yet, each with the number of the time that this was asked for.
+        self._outdated: dict[int, int] = {}
+        self._outdated_count = 0
         self._threads = 0
         self._running: dict[int, _Batch] = {}  # what the threads are doing, by directory
         self._limiter = trio.CapacityLimiter(tuning.most_notify_threads + _MOST_THREADS_FOR_PAGES)
@@ -330,6 +339,19 @@ class Notifier:
     def invalidate_pages(self, nodeid: int) -> None:
         """Invalidate the pages soon; the kernel has to wait for a page that is just being read."""
         self._pages.add(nodeid)
+        self._outdated_count += 1
+        self._outdated[nodeid] = self._outdated_count
+
+    async def pages_invalidated(self, nodeid: int) -> None:
+        """Invalidate the pages now, if that is to be done at all, and wait until it is done."""
+        wanted = self._outdated.get(nodeid)
+        if wanted is not None:
+            self._note_done(await self._in_thread(invalidate_pages, deque([nodeid])), {nodeid: wanted})
+
+    def _note_done(self, nodeids: list[int], wanted: dict[int, int]) -> None:
+        for nodeid in nodeids:
+            if nodeid in wanted and self._outdated.get(nodeid) == wanted[nodeid]:
+                del self._outdated[nodeid]
 
     def increment_epoch(self) -> bool:
         """Make the kernel look up every name once more; return False if it does not support that."""
@@ -434,15 +456,13 @@ class Notifier:
                 self._schedule(parent)
         self._threads -= 1
 
-    async def _in_thread(self, call: Callable[..., object], *args: object) -> None:
+    async def _in_thread(self, call: Callable[..., _T], *args: object) -> _T:
         while True:
             try:
-                await trio.to_thread.run_sync(call, *args, limiter=self._limiter, abandon_on_cancel=True)
+                return await trio.to_thread.run_sync(call, *args, limiter=self._limiter, abandon_on_cancel=True)
             except RuntimeError as exc:  # no thread can be started
                 log.debug("%s", exc)
                 await trio.sleep(_NO_THREAD_SECONDS)
-            else:
-                return
 
     def _find_stalled(self) -> None:
         """Mark directories as stalled that have waited too long, for the lock or for a thread."""
@@ -479,7 +499,8 @@ class Notifier:
             self._tasks.supervise("invalidating pages in the kernel", self._work_on_pages, self._pages_running)
 
     async def _work_on_pages(self, nodeids: deque[int]) -> None:
-        await self._in_thread(invalidate_pages, nodeids)
+        wanted = {nodeid: self._outdated[nodeid] for nodeid in nodeids if nodeid in self._outdated}
+        self._note_done(await self._in_thread(invalidate_pages, nodeids), wanted)
         self._page_threads -= 1
 
     async def _repeat_attributes(self) -> None:

@@ -22,6 +22,7 @@ from ..background.tasks import Tasks
 from ..filesystem import Filesystem
 from ..fuse import compatibility, connection, loop
 from ..fuse.attach import Attached, MountError
+from ..linux import filelocks
 from ..state.runtime import STATE_DIR, mount_key
 from . import start
 from .control import Control
@@ -48,6 +49,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         MountError: the mount could not be made.
     """
     compatibility.check()
+    filelocks.allow_interrupts()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -9,7 +9,7 @@ from ..accounts.threadstatus import ThreadStatus
 from ..filesystem import Filesystem
 from ..fuse.attach import Attached
 from ..probes import Kind
-from ..reasons import who_checks
+from ..reasons import who_checks, who_locks
 from ..state.runtime import PublishedState
 from ..tree.index import Index
 from .control import Control
@@ -70,10 +70,10 @@ class Publisher:
         self._threads = threads
 
     def rules(self) -> None:
-        """Publish what the kernel may cache, who checks permissions, and what is wrong with numbers of objects."""
+        """Publish what the kernel may cache, who checks permissions, where locks hold, what is wrong with numbers."""
         # `way_out` is what scripts, and earlier versions of `cloakfs status`, read as the hint.
         cached = [{**asdict(fact), "way_out": fact.hint} for fact in self._filesystem.cache.report()]
-        self._published.rules(cached, self.access(), self._numbers())
+        self._published.rules(cached, self.access(), self.locks(), self._numbers())
 
     def work(self) -> None:
         """Publish what was answered, read and refused so far."""
@@ -90,6 +90,11 @@ class Publisher:
             exported=mount_options.export_mode.is_exported,
             has_unseen=self._threads.has_unseen,
         )
+
+    def locks(self) -> str:
+        """Return where the locks of clients hold, in words."""
+        settings = self._settings.mount_options
+        return who_locks(self._filesystem.enable_locks, knfsd=settings.export_mode.knfsd, local=settings.local_locks)
 
     def _numbers(self) -> str:
         """Return what is wrong with the numbers of objects; "" if nothing is."""

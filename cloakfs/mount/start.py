@@ -118,6 +118,7 @@ def make_filesystem(
         replace(settings.mount_options.export_mode, no_client_cache=settings.options.no_client_cache),
         default_permissions=settings.mount_options.default_permissions,
         xattrs=settings.mount_options.xattrs,
+        local_locks=settings.mount_options.local_locks,
         max_open=most - min(most // 4, _SPARE_DESCRIPTORS),
         tuning=settings.tuning,
     )

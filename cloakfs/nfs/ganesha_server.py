@@ -85,6 +85,10 @@ class GaneshaServer:
 
         return served.ServiceProblems(mounts=await served.each(mounts, problem))
 
+    def wants_local_locks(self) -> bool:
+        """No: it locks as any program does, and NFSv3 has no locks with it."""
+        return False
+
     async def hold(self) -> None:
         """Have clients wait that have files open of what was unmounted just now; the others get an error."""
         await self._ganesha.hold()

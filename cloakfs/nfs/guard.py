@@ -316,6 +316,7 @@ class Guard:
         if self._plan.server == "knfsd":
             words += ["all_squashed"] * (root.single_identity(mount.options) is not None)
             words += ["subtree_checked"] * root.checks_subtree(mount.options)
+        words += ["local_locks"] * self._server.wants_local_locks()
         return ",".join(words)
 
     @staticmethod

@@ -275,6 +275,12 @@ class Knfsd:
         await self.change(mounts, ())
         await self._wait_for_answer()
 
+    def wants_local_locks(self) -> bool:
+        """Whether NFSv3 is served: FUSE refuses its lock manager's locks if the file system handles locks (ENOLCK)."""
+        with contextlib.suppress(OSError):
+            return 3 in (_versions() if _threads() else self._protocols)
+        return True
+
     async def _save_config(self) -> None:
         """Record the configuration of a server that others started, so that it can be started again as it is."""
         self._protocols = _versions()

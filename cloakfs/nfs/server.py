@@ -41,6 +41,9 @@ class NfsServer(Protocol):
         They wait until the next `change`. Where the server does not know this, they get an error.
         """
 
+    def wants_local_locks(self) -> bool:
+        """Whether mounts have to be made with `local_locks`, because clients could lock nothing otherwise."""
+
     async def find_problems(self, mounts: Sequence[Mount]) -> ServiceProblems:
         """Ask the server, now, whether it exports these mounts to their clients; takes little more than a few seconds.
 

@@ -53,6 +53,7 @@ class Mounted:
         remembered: what the kernel may cache of it, each a dict with the fields of `cachepolicy.Fact`, and `way_out`,
             the earlier name of `hint`; some seconds old, and empty if it was not published.
         access: who checks permissions (`reasons.who_checks`); "" if it was not published.
+        locks: where the locks of clients hold (`reasons.who_locks`); "" if it was not published.
         refused: how often callers were refused more than their share, by what they wanted more of; some seconds old.
         lacking: what this machine does not let the daemon do, one line each.
         numbers: what is wrong with inode numbers and file handles; "" if nothing is.
@@ -75,6 +76,7 @@ class Mounted:
     prefetch: Mapping[str, Any] = field(default_factory=dict)
     remembered: Sequence[Mapping[str, Any]] = ()
     access: str = ""
+    locks: str = ""
     refused: Mapping[str, int] = field(default_factory=dict)
     lacking: Sequence[str] = ()
     numbers: str = ""
@@ -193,11 +195,11 @@ class PublishedState:
             self._now = replace(self._now, lacking=problems)
             self._try_to_write()
 
-    def rules(self, cached: Sequence[Mapping[str, Any]], access: str, numbers: str = "") -> None:
-        """Publish what the kernel may cache, who checks permissions, and what is wrong with numbers of objects."""
+    def rules(self, cached: Sequence[Mapping[str, Any]], access: str, locks: str, numbers: str = "") -> None:
+        """Publish what the kernel may cache, who checks permissions, where locks hold, what is wrong with numbers."""
         now = self._now
-        if (cached, access, numbers) != (now.remembered, now.access, now.numbers):
-            self._now = replace(now, remembered=cached, access=access, numbers=numbers)
+        if (cached, access, locks, numbers) != (now.remembered, now.access, now.locks, now.numbers):
+            self._now = replace(now, remembered=cached, access=access, locks=locks, numbers=numbers)
             self._try_to_write()
 
     def _try_to_write(self) -> None:

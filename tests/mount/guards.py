@@ -47,6 +47,9 @@ class NoServer:
     async def hold(self) -> None:
         pass
 
+    def wants_local_locks(self) -> bool:
+        return False
+
     async def find_problems(self, mounts: Sequence[Mount]) -> ServiceProblems:
         return ServiceProblems(self._wrong())
 

@@ -3,11 +3,13 @@
 import contextlib
 import ctypes
 import errno
+import fcntl
 import json
 import math
 import os
 import re
 import signal
+import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyfuse3
 import pytest
 from click.testing import CliRunner
 
@@ -133,6 +136,9 @@ def work(top: str) -> None:
     os.statvfs(top)
     fd = os.open(f"{top}/file", os.O_RDWR | os.O_APPEND)
     os.fsync(fd)
+    fcntl.lockf(fd, fcntl.LOCK_SH, 10, 5)
+    fcntl.fcntl(fd, fcntl.F_GETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))
+    fcntl.flock(fd, fcntl.LOCK_EX)
     os.close(fd)
 
 
@@ -154,6 +160,7 @@ def test_every_operation(mount: MakeMount, user: MakeUser, watching: MakeWatchin
         assert 0 <= time.time() - record["time"] < 300
         assert 0 < record["microseconds"] < 60_000_000
     untold = {"fallocate", "flush", "fsyncdir", "lseek", "getattr", "release", "releasedir"}  # perhaps
+    untold |= set() if hasattr(pyfuse3, "FileLock") else {"getlk", "setlk", "flock", "unlock"}
     assert set(OPERATIONS) - by_name.keys() <= untold
 
     def told_of(operation: str) -> tuple[Any, ...]:
@@ -176,6 +183,11 @@ def test_every_operation(mount: MakeMount, user: MakeUser, watching: MakeWatchin
     assert told_of("setxattr")[:2] == (file, "user.note")
     assert told_of("statfs")[0] == m.path
     assert told_of("access") == (file, "w", "0")
+    if hasattr(pyfuse3, "FileLock"):
+        assert told_of("setlk") == (file, "read 10 bytes from 5", "0")
+        assert told_of("getlk") == (file, "write all from 0", "0")
+        assert told_of("flock") == (file, "exclusive", "0")
+        assert told_of("unlock") == (file, None, "0")
     assert by_name["open"][-1]["request"] == "O_RDWR|O_APPEND"
 
 

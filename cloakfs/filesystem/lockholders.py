@@ -1,0 +1,157 @@
+"""Which open file description on the real file has the locks of which client.
+
+An owner is a process, or an open file (F_OFD_SETLK), and the kernel does not tell which. The first owner that locks by
+an open file gets the description that the daemon has for that file. Any other gets one of its own: a child process,
+for example, which has the same file open.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import trio
+from pyfuse3 import FileHandleT
+
+from ..linux import filelocks
+from ..lockranges import Lock, LockTable, Ranges
+from ..shares import Shares
+from ..tree import calls
+from ..tree.objects import Object
+
+MOST_WAITING = 1000
+"""How many locks may be waited for at a time, each in a thread."""
+
+MOST_OF_ONE = 250
+"""How many of them by one caller. It may have more requests waiting, of which these are some."""
+
+_ALL = (0, 0)
+
+
+class Holder:
+    """The open file description on the real file to which the locks of one owner belong.
+
+    Args:
+        fd: its descriptor.
+        access: how it is open (O_RDONLY, O_WRONLY, O_RDWR).
+        fh: the client's open file by which the owner locked first.
+        uid: the caller, by its server uid, whose share a descriptor counts against.
+
+    Attributes:
+        is_own: whether the descriptor is the holder's own, and not that of `fh`.
+        ranges: what is locked.
+        pid: the process that locked last.
+        waiting: how many threads wait with this descriptor.
+        is_gone: whether the owner has closed the file.
+    """
+
+    __slots__ = ("access", "fd", "fh", "is_gone", "is_own", "pid", "ranges", "uid", "waiting")
+
+    def __init__(self, fd: int, access: int, fh: FileHandleT, uid: int) -> None:
+        self.fd = fd
+        self.access = access
+        self.fh = fh
+        self.uid = uid
+        self.is_own = fd != fh
+        self.ranges = Ranges()
+        self.pid = 0
+        self.waiting = 0
+        self.is_gone = False
+
+    def allows(self, kind: int) -> bool:
+        """Whether a lock of this kind is possible: F_RDLCK takes a file that is open for reading, for example."""
+        return self.access in (os.O_RDWR, os.O_RDONLY if kind == fcntl.F_RDLCK else os.O_WRONLY)
+
+    def release(self) -> None:
+        """Release all locks of a holder that was dropped, unless a thread waits with it: then that does so.
+
+        For a remote file, this takes a request to its server.
+        """
+        if self.waiting:
+            return
+        if self.is_own:
+            calls.close(self.fd)
+        else:
+            filelocks.try_lock(self.fd, fcntl.F_UNLCK, _ALL)
+
+
+class LockHolders:
+    """The locks that clients have.
+
+    Args:
+        descriptors: of which each caller has a share: a holder may need one.
+
+    Attributes:
+        by_object: the holders, by object and owner.
+        table: what is locked and waited for.
+        waiting: how many locks each caller waits for, by its server uid.
+        limiter: for the threads that wait.
+    """
+
+    def __init__(self, descriptors: Shares[int]) -> None:
+        self._descriptors = descriptors
+        self.by_object: dict[Object, dict[int, Holder]] = {}
+        self.table: LockTable[Object, int] = LockTable()
+        self.waiting: Shares[int] = Shares(MOST_WAITING, MOST_OF_ONE)
+        self.limiter = trio.CapacityLimiter(MOST_WAITING)
+
+    def find(self, obj: Object, owner: int) -> Holder | None:
+        """Return the holder of an owner, if it has locked anything of this file since it opened it."""
+        return self.by_object.get(obj, {}).get(owner)
+
+    def is_free(self, obj: Object, fh: FileHandleT) -> bool:
+        """Whether the descriptor of this open file is not used for locks yet."""
+        return all(holder.fd != fh for holder in self.by_object.get(obj, {}).values())
+
+    def add(self, obj: Object, owner: int, holder: Holder) -> Holder:
+        """Let the owner have its locks by this holder."""
+        self.by_object.setdefault(obj, {})[owner] = holder
+        holder.ranges = self.table.ranges(obj, owner)
+        if holder.is_own:
+            self._descriptors.take(holder.uid)
+        return holder
+
+    def drop(self, obj: Object, owner: int) -> Holder:
+        """Drop an owner that has closed the file. Its holder is then to be released."""
+        holders = self.by_object[obj]
+        holder = holders.pop(owner)
+        if not holders:
+            del self.by_object[obj]
+        self.table.drop(obj, owner)
+        holder.is_gone = True
+        if holder.is_own:
+            self._descriptors.give_back(holder.uid)
+        return holder
+
+    def closed(self, obj: Object, fh: FileHandleT) -> None:
+        """Drop the owner that is an open file, since that is about to be closed."""
+        holders = self.by_object.get(obj, {})
+        for owner in [owner for owner, holder in holders.items() if holder.fh == fh]:
+            self.drop(obj, owner).release()
+
+    def pid(self, obj: Object, owner: int, wanted: Lock) -> int:
+        """Return a process of this mount that has a lock in the way of `wanted`; 0 if there is none."""
+        other = next(self.table.in_the_way(obj, owner, wanted), None)
+        return 0 if other is None else self.by_object[obj][other[0]].pid
+
+    @contextmanager
+    def wait(self, uid: int, obj: Object, owner: int, wanted: Lock | None) -> Iterator[None]:
+        """Note that a caller waits for a lock; `wanted` is None for flock(2), where no circle is looked for.
+
+        Raises:
+            OSError: EDEADLK: it would wait for itself (fcntl(2)).
+        """
+        if wanted is not None and self.table.is_circular(obj, owner, wanted):
+            raise OSError(errno.EDEADLK, os.strerror(errno.EDEADLK))
+        self.waiting.take(uid)
+        if wanted is not None:
+            self.table.waiting.setdefault(owner, []).append((obj, wanted))
+        try:
+            yield
+        finally:
+            self.waiting.give_back(uid)
+            if wanted is not None:
+                self.table.waiting[owner].remove((obj, wanted))
+                if not self.table.waiting[owner]:
+                    del self.table.waiting[owner]
