@@ -1,0 +1,419 @@
+"""Locks of fcntl(2), of open file descriptions, and of flock(2): across places they do what they do on the bare tree.
+
+A scene is played by two or three processes, each in a place of its own, and says what happened. It is played on the
+bare tree first; in any other places, the same has to happen.
+"""
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+import signal
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyfuse3
+import pytest
+
+from cloakfs.filesystem.lockholders import MOST_OF_ONE
+from tests.agents import User, read
+from tests.campaign import locks as campaign
+from tests.mount.conftest import Mount, is_mounted, mounted, run, unmount
+from tests.mount.test_caching import CLOAKED, requests
+from tests.waiting import wait_until
+
+MakeMount = Callable[..., Mount]
+MakeUser = Callable[..., User]
+
+UID = 3001
+SECONDS = 5  # within which what has to happen does
+SOON = 0.1  # what has not happened by then does not happen
+
+with_locks = pytest.mark.skipif(
+    not hasattr(pyfuse3, "FileLock"), reason="this pyfuse3 is not patched (scripts/setup --patched-pyfuse3)"
+)
+pytestmark = with_locks
+
+# -- what a process does ---------------------------------------------------------------------------
+
+_FLOCK = struct.Struct("hhqqi4x")
+READ, WRITE, NONE = fcntl.F_RDLCK, fcntl.F_WRLCK, fcntl.F_UNLCK
+_OF_FLOCK = {READ: fcntl.LOCK_SH, WRITE: fcntl.LOCK_EX, NONE: fcntl.LOCK_UN}
+
+KINDS = ("fcntl", "ofd", "flock")
+
+
+def lock(fd: int, how: str, kind: int, extent: tuple[int, int] = (0, 0), *, wait: bool = False) -> None:
+    if how == "flock":
+        fcntl.flock(fd, _OF_FLOCK[kind] | (0 if wait else fcntl.LOCK_NB))
+        return
+    commands = (fcntl.F_SETLK, fcntl.F_SETLKW) if how == "fcntl" else (fcntl.F_OFD_SETLK, fcntl.F_OFD_SETLKW)
+    fcntl.fcntl(fd, commands[wait], _FLOCK.pack(kind, os.SEEK_SET, *extent, 0))
+
+
+def wait_for(fd: int, how: str, kind: int, extent: tuple[int, int] = (0, 0)) -> None:
+    lock(fd, how, kind, extent, wait=True)
+
+
+def conflict(fd: int, how: str, kind: int, extent: tuple[int, int]) -> tuple[int, int, int]:
+    command = fcntl.F_GETLK if how == "fcntl" else fcntl.F_OFD_GETLK
+    answer = fcntl.fcntl(fd, command, _FLOCK.pack(kind, os.SEEK_SET, *extent, 0))
+    found, _, start, length, _ = _FLOCK.unpack(answer)
+    return (found, start, length) if found != NONE else (NONE, 0, 0)
+
+
+def in_child(fd: int, how: str, kind: int, extent: tuple[int, int] = (0, 0)) -> int:
+    """Lock in a child process by the same open file; return the errno."""
+    child = os.fork()
+    if child == 0:
+        try:
+            lock(fd, how, kind, extent)
+        except OSError as exc:
+            os._exit(exc.errno or 255)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+class Actor:
+    """A process that has a file open."""
+
+    def __init__(self, user: User, path: str, flags: int = os.O_RDWR) -> None:
+        self.user, self.path = user, path
+        self.fd = user.do(os.open, path, flags)
+
+    def try_lock(self, how: str, kind: int, extent: tuple[int, int] = (0, 0)) -> str:
+        return errno.errorcode.get(self.user.error(lock, self.fd, how, kind, extent), "done")
+
+    def wait(self, how: str, kind: int, extent: tuple[int, int] = (0, 0)) -> None:
+        self.user.start(wait_for, self.fd, how, kind, extent)
+
+    def has_waited(self) -> str:
+        """Whether it still waits after a while."""
+        return "has returned" if self.user.has_answered(SOON) else "waits"
+
+
+# -- scenes ----------------------------------------------------------------------------------------
+
+Scene = Callable[[str, Actor, Actor], list[object]]
+
+
+def which_kinds_conflict(how: str, one: Actor, two: Actor) -> list[object]:
+    seen: list[object] = []
+    for mine, yours in itertools.product((READ, WRITE), repeat=2):
+        seen += [one.try_lock(how, mine), two.try_lock(how, yours), one.try_lock(how, NONE), two.try_lock(how, NONE)]
+    return seen
+
+
+def ranges_are_split_and_merged(how: str, one: Actor, two: Actor) -> list[object]:
+    seen: list[object] = []
+    for kind, extent in ((WRITE, (0, 100)), (READ, (40, 20)), (NONE, (10, 5)), (WRITE, (200, 0)), (NONE, (300, 0))):
+        seen.append(one.try_lock(how, kind, extent))
+    if how == "flock":
+        return seen
+    for start in (0, 10, 14, 15, 39, 40, 59, 60, 99, 100, 199, 200, 299, 300, 1 << 40):
+        for kind in (READ, WRITE):
+            seen.append(two.user.do(conflict, two.fd, how, kind, (start, 1)))
+            seen.append(two.try_lock(how, kind, (start, 1)))
+            two.try_lock(how, NONE, (start, 1))
+    return seen
+
+
+def who_waits_gets_it(how: str, one: Actor, two: Actor) -> list[object]:
+    seen: list[object] = [one.try_lock(how, WRITE, (10, 10))]
+    two.wait(how, READ, (15, 1))
+    seen += [two.has_waited(), one.try_lock(how, NONE, (10, 10)), two.user.finish_within(SECONDS)]
+    return [*seen, one.try_lock(how, WRITE, (15, 1))]
+
+
+def who_is_killed_while_it_waits_leaves_nothing(how: str, one: Actor, two: Actor) -> list[object]:
+    seen: list[object] = [one.try_lock(how, WRITE)]
+    two.wait(how, WRITE)
+    seen.append(two.has_waited())
+    two.user.close()
+    return [*seen, one.try_lock(how, NONE), one.try_lock(how, WRITE), in_other(how, one)]
+
+
+def who_is_interrupted_leaves_nothing(how: str, one: Actor, two: Actor) -> list[object]:
+    two.user.do(signal.signal, signal.SIGUSR1, interrupt)
+    seen: list[object] = [one.try_lock(how, WRITE)]
+    two.wait(how, WRITE)
+    seen.append(two.has_waited())
+    os.kill(two.user.pid, signal.SIGUSR1)
+    seen += [two.user.finish_within(SECONDS), one.try_lock(how, NONE), one.try_lock(how, READ), in_other(how, one)]
+    return seen
+
+
+def interrupt(*_: object) -> None:
+    raise InterruptedError
+
+
+def in_other(how: str, one: Actor) -> str:
+    """What a third process gets, which has the file open at the first one's place."""
+    with User(UID) as third:
+        return Actor(third, one.path).try_lock(how, READ)
+
+
+def who_dies_has_no_lock(how: str, one: Actor, two: Actor) -> list[object]:
+    seen: list[object] = [one.try_lock(how, WRITE), two.try_lock(how, READ)]
+    two.wait(how, WRITE)
+    seen.append(two.has_waited())
+    one.user.close()
+    return [*seen, two.user.finish_within(SECONDS)]
+
+
+def closing_another_descriptor(how: str, one: Actor, two: Actor) -> list[object]:
+    seen: list[object] = [one.try_lock(how, WRITE), two.try_lock(how, READ)]
+    other = one.user.do(os.open, one.path, os.O_RDONLY)
+    one.user.do(os.close, other)
+    seen += [two.try_lock(how, READ), two.try_lock(how, NONE), one.try_lock(how, WRITE)]
+    copy = one.user.do(os.dup, one.fd)
+    one.user.do(os.close, copy)
+    seen += [two.try_lock(how, READ), two.try_lock(how, NONE), one.try_lock(how, WRITE)]
+    one.user.do(os.close, one.fd)
+    return [*seen, within(SECONDS, lambda: two.try_lock(how, WRITE) == "done")]
+
+
+def within(seconds: float, ask: Callable[[], bool]) -> bool:
+    """Whether it becomes true in time: the last close of a file is reported to a file system after close(2)."""
+    with contextlib.suppress(AssertionError):
+        wait_until(ask, seconds)
+        return True
+    return False
+
+
+def a_child_has_the_same_file_open(how: str, one: Actor, two: Actor) -> list[object]:
+    seen: list[object] = [one.try_lock(how, WRITE, (0, 10))]
+    seen.append(one.user.do(in_child, one.fd, how, READ, (5, 1)))
+    seen += [two.try_lock(how, WRITE, (5, 1)), two.try_lock(how, WRITE, (0, 1))]
+    seen += [one.user.do(in_child, one.fd, how, NONE, (0, 0)), two.try_lock(how, WRITE, (7, 1))]
+    return seen
+
+
+def from_reading_to_writing_and_back(how: str, one: Actor, two: Actor) -> list[object]:
+    seen: list[object] = []
+    for kind, other in ((READ, READ), (WRITE, READ), (READ, NONE), (WRITE, READ), (READ, READ), (NONE, WRITE)):
+        seen += [one.try_lock(how, kind), two.try_lock(how, other)]
+    return seen
+
+
+def by_two_open_files(how: str, one: Actor, two: Actor) -> list[object]:
+    """The first process has the file open twice: for reading, and for writing."""
+    reads, writes = one.user.do(os.open, one.path, os.O_RDONLY), one.user.do(os.open, one.path, os.O_WRONLY)
+    seen: list[object] = []
+    for fd, kind, extent in ((reads, READ, (0, 10)), (writes, WRITE, (5, 10)), (reads, READ, (12, 1))):
+        seen.append(one.user.error(lock, fd, how, kind, extent))
+        for start in (0, 4, 5, 12, 14, 15):
+            for wanted in (READ, WRITE):
+                seen.append(two.try_lock(how, wanted, (start, 1)))
+                two.try_lock(how, NONE, (start, 1))
+    for fd, kind in ((reads, WRITE), (writes, READ)):
+        seen.append(one.user.error(lock, fd, how, kind, (30, 1)))
+    one.user.do(os.close, reads)
+    one.user.do(os.close, writes)
+    return [*seen, within(SECONDS, lambda: two.try_lock(how, WRITE) == "done")]
+
+
+SCENES: tuple[Scene, ...] = (
+    which_kinds_conflict,
+    ranges_are_split_and_merged,
+    who_waits_gets_it,
+    who_is_killed_while_it_waits_leaves_nothing,
+    who_is_interrupted_leaves_nothing,
+    who_dies_has_no_lock,
+    closing_another_descriptor,
+    a_child_has_the_same_file_open,
+    from_reading_to_writing_and_back,
+    by_two_open_files,
+)
+
+
+def play(scene: Scene, how: str, one: str, two: str) -> list[object]:
+    with User(UID) as first, User(UID) as second:
+        return scene(how, Actor(first, one), Actor(second, two))
+
+
+# -- places ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def places() -> Iterator[dict[str, str]]:
+    """Where one file can be used: by two mounts, by fixed views of a third, and on the real tree."""
+    with tempfile.TemporaryDirectory(prefix="cloakfs-test-", ignore_cleanup_errors=True) as base:
+        os.chmod(base, 0o755)
+        yield from _places(Path(base))
+
+
+def _places(base: Path) -> Iterator[dict[str, str]]:
+    tree = base / "tree"
+    (tree / "team").mkdir(parents=True)
+    (tree / "team/bare").write_text("")
+    (tree / "team/file").write_text("")
+    for path in (tree / "team/bare", tree / "team/file"):
+        os.chown(path, UID, UID)
+    points = [base / name for name in ("one", "two", "views")]
+    for point in points:
+        point.mkdir()
+    with (
+        mounted(str(tree), str(points[0]), "-o", CLOAKED),
+        mounted(str(tree), str(points[1])),
+        mounted(str(tree), str(points[2]), "-o", f"views={UID}:{UID} 3002:3002"),
+    ):
+        yield {
+            "the tree": f"{tree}/team/file",
+            "a mount": f"{points[0]}/team/file",
+            "another mount": f"{points[1]}/team/file",
+            "a fixed view": f"{points[2]}/@{UID}/team/file",
+            "bare": f"{tree}/team/bare",
+        }
+
+
+PAIRS = [
+    ("a mount", "a mount"),
+    ("a mount", "another mount"),
+    ("another mount", "a fixed view"),
+    ("the tree", "a mount"),
+    ("a mount", "the tree"),
+]
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
+@pytest.mark.parametrize("how", KINDS)
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+def test_as_on_the_bare_tree(scene: Scene, how: str, pair: tuple[str, str], places: dict[str, str]) -> None:
+    expected = play(scene, how, places["bare"], places["bare"])
+    assert play(scene, how, places[pair[0]], places[pair[1]]) == expected
+    with User(UID) as last:  # nothing is left
+        assert within(SECONDS, lambda: Actor(last, places["the tree"]).try_lock(how, WRITE) == "done")
+
+
+# -- what the bare tree has not ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tree: str) -> str:
+    Path(tree, "file").write_text("old")
+    os.chown(Path(tree, "file"), UID, UID)
+    return "file"
+
+
+@pytest.mark.parametrize("how", KINDS)
+def test_local_locks_hold_within_the_mount_alone(how: str, file: str, mount: MakeMount) -> None:
+    m = mount("-o", "local_locks")
+    assert play(which_kinds_conflict, how, m.at(file), m.at(file)) == play(
+        which_kinds_conflict, how, m.real(file), m.real(file)
+    )
+    with User(UID) as one, User(UID) as two:
+        assert Actor(one, m.at(file)).try_lock(how, WRITE) == "done"
+        assert Actor(two, m.real(file)).try_lock(how, WRITE) == "done"
+    assert locks_of_status(m.path).startswith("within this mount alone (local_locks)")
+
+
+def locks_of_status(path: str) -> str:
+    (line,) = [line for line in run("status", "-v", path).stdout.splitlines() if line.startswith(" locks ")]
+    return line.removeprefix(" locks ").strip()
+
+
+def test_status_says_where_locks_hold(file: str, mount: MakeMount) -> None:
+    assert locks_of_status(mount().path).startswith("on the real tree")
+
+
+@pytest.mark.parametrize("how", KINDS)
+def test_whoever_gets_a_lock_sees_what_was_written_under_it(how: str, file: str, mount: MakeMount) -> None:
+    """Pages are cached until a change is reported: to read them is right only until the next lock."""
+    m, other = mount(), mount()
+    places = [m.at(file), other.at(file), m.real(file)]
+    with User(UID) as one, User(UID) as two, User(UID) as three:
+        actors = [Actor(user, path) for user, path in zip((one, two, three), places, strict=True)]
+        for number in range(200):
+            for actor in actors:
+                assert actor.user.do(increase, actor.fd, how) == number * len(actors) + actors.index(actor)
+
+
+def increase(fd: int, how: str) -> int:
+    """Add one to the number in the file, whose length never changes; return what it was."""
+    lock(fd, how, WRITE, wait=True)
+    number = int(os.pread(fd, 20, 0).strip(b"old\n ") or b"0")
+    os.pwrite(fd, b"%-20d" % (number + 1), 0)
+    lock(fd, how, NONE)
+    return number
+
+
+def test_processes_that_wait_for_each_other(file: str, mount: MakeMount) -> None:
+    m = mount()
+    with User(UID) as one, User(UID) as two:
+        a, b = Actor(one, m.at(file)), Actor(two, m.at(file))
+        assert a.try_lock("fcntl", WRITE, (0, 1)) == b.try_lock("fcntl", WRITE, (1, 1)) == "done"
+        a.wait("fcntl", WRITE, (1, 1))
+        assert a.has_waited() == "waits"
+        assert two.error(wait_for, b.fd, "fcntl", WRITE, (0, 1)) == errno.EDEADLK
+        assert b.try_lock("fcntl", NONE, (1, 1)) == "done"
+        assert one.finish_within(SECONDS)
+
+
+def test_who_waits_has_a_share(file: str, mount: MakeMount, user: MakeUser) -> None:
+    """One user waits for many locks: the others' requests, and their waits, are answered as before."""
+    m = mount()
+    os.chmod(m.real(file), 0o666)
+    with User(UID) as one, User(3002) as two, User(3003) as three:
+        a, c = Actor(one, m.at(file)), Actor(three, m.at(file))
+        assert a.try_lock("fcntl", WRITE, (0, 1)) == "done"
+        two.start(wait_in_many_threads, m.at(file), MOST_OF_ONE + 10)
+        wait_until(lambda: "locks waited for" in m.log)
+        c.wait("ofd", READ)
+        assert c.has_waited() == "waits"
+        assert a.try_lock("fcntl", NONE) == "done"
+        assert three.finish_within(SECONDS)
+        answers = two.answer_within(60)
+        assert sorted(set(answers)) == [0, errno.ENOLCK]
+        assert answers.count(errno.ENOLCK) == 10
+
+
+def wait_in_many_threads(path: str, count: int) -> list[int]:
+    answers: list[int] = []
+
+    def run() -> None:
+        fd = os.open(path, os.O_RDWR)
+        try:
+            wait_for(fd, "ofd", READ)
+        except OSError as exc:
+            answers.append(exc.errno or -1)
+        else:
+            answers.append(0)
+        os.close(fd)
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def test_a_mount_with_a_lock_that_is_waited_for_can_be_unmounted(file: str, mount: MakeMount) -> None:
+    m = mount()
+    with User(UID) as one, User(UID) as two:
+        a, b = Actor(one, m.real(file)), Actor(two, m.at(file))
+        assert a.try_lock("flock", WRITE) == "done"
+        b.wait("flock", WRITE)
+        assert b.has_waited() == "waits"
+        two.close()
+        unmount(m.path)
+        assert not is_mounted(m.path)
+
+
+def test_a_database_and_a_log_in_several_places() -> None:
+    """`scripts/campaign locks` does it for longer, and with more programs."""
+    assert {problem for _, problem in campaign.run(["sqlite", "log"], 2).values()} == {""}
+
+
+@pytest.mark.usefixtures("figures_at_once")
+def test_no_request_at_close_without_locks(file: str, mount: MakeMount, user: MakeUser) -> None:
+    m, owner = mount(), user(UID)
+    owner.do(read, m.at(file))
+    before = requests(m)
+    owner.do(read, m.at(file))
+    assert "unlock" not in requests(m) - before

@@ -1,0 +1,62 @@
+"""Locks of NFSv4 clients are locks on the real tree, where the server does not serve NFSv3."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyfuse3
+import pytest
+
+from cloakfs.nfs import nfsdrestart
+from tests.agents import User
+from tests.mount.test_locks import READ, SECONDS, WRITE, Actor, locks_of_status
+from tests.nfs.knfsd.fixtures import Share, nfs_mounted, sh
+
+ANN = 1000
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(pyfuse3, "FileLock"), reason="this pyfuse3 is not patched (scripts/setup --patched-pyfuse3)"
+)
+
+
+@contextmanager
+def without_nfsv3() -> Iterator[None]:
+    """Restart the server's threads without NFSv3 meanwhile."""
+    before = nfsdrestart.current_config()
+    threads = str(sum(before.threads))
+    sh("rpc.nfsd", "0")
+    sh("rpc.nfsd", "--no-nfs-version", "3", threads)
+    try:
+        yield
+    finally:
+        sh("rpc.nfsd", "0")
+        sh("rpc.nfsd", "--nfs-version", "3", threads)
+
+
+def prepare(tree: str) -> None:
+    os.chmod(tree, 0o1777)
+    Path(tree, "file").write_text("x")
+    os.chmod(Path(tree, "file"), 0o666)
+
+
+@pytest.mark.parametrize("how", ["fcntl", "flock"])
+def test_a_client_and_a_program_on_the_server(how: str, share: Callable[..., Share]) -> None:
+    with without_nfsv3():
+        tree = share("rw,no_client_cache", prepare)
+        assert locks_of_status(tree.path).startswith("on the real tree")
+        with nfs_mounted(tree, "4.2") as place, User(ANN) as here, User(ANN) as there:
+            client, program = Actor(here, f"{place}/file"), Actor(there, tree.real("file"))
+            assert client.try_lock(how, WRITE) == "done"
+            # The client's flock(2) is a lock of fcntl(2) on the server.
+            assert program.try_lock("fcntl", READ) == "EAGAIN"
+            program.wait("fcntl", READ)
+            assert program.has_waited() == "waits"
+            here.do(os.close, client.fd)
+            assert there.finish_within(SECONDS)
+            assert Actor(here, f"{place}/file").try_lock(how, WRITE) == "EAGAIN"
+
+
+def test_with_nfsv3_the_kernel_keeps_them(share: Callable[..., Share]) -> None:
+    tree = share("rw", prepare)
+    assert locks_of_status(tree.path).startswith("within this mount alone: NFSv3 is served")
