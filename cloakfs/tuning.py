@@ -28,6 +28,7 @@ class Tuning:
         most_levels: how many directories deep a tree may become through the mount: twice as deep as the longest path
             (PATH_MAX) can lead. It may be deeper on disk, or become so by renames. A handle that leads deeper is not
             followed to the root.
+        most_locked_ranges: how many ranges of files may be locked by fcntl(2), some 150 bytes each.
         trace_bytes: how much is kept for a tracer that does not fetch it.
         unmount_seconds: how long `cloakfs umount` tries again while the mount is busy.
         guard_seconds: how often a guard looks after its mounts and its server.
@@ -50,6 +51,7 @@ class Tuning:
     notify_patience_seconds: float = 0.5
     names_at_once: int = 64
     most_levels: int = 4096
+    most_locked_ranges: int = 200_000
     trace_bytes: int = 4 << 20
     unmount_seconds: float = 0.5
     guard_seconds: float = 5.0

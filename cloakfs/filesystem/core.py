@@ -150,7 +150,7 @@ class Core(pyfuse3.Operations):
         self.requests = Requests()
         self.references = References(nodes.forget, self.requests.is_news, nodes.registry.drop_unused)
         self.files = OpenFiles(nodes, max_open)
-        self.locks = LockHolders(self.files.shares)
+        self.locks = LockHolders(self.files.shares, tuning.most_locked_ranges)
         self.half_read = HalfRead()
         self.turns = Turns()
         self.self_probe = SelfProbe(mountpoint)

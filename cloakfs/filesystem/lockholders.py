@@ -82,18 +82,22 @@ class LockHolders:
     Args:
         descriptors: of which each caller has a share: a holder may need one.
 
+        most_ranges: how many ranges of files may be locked at a time; callers have shares.
+
     Attributes:
         by_object: the holders, by object and owner.
         table: what is locked and waited for.
         waiting: how many locks each caller waits for, by its server uid.
+        ranges: how many ranges each caller has locked.
         limiter: for the threads that wait.
     """
 
-    def __init__(self, descriptors: Shares[int]) -> None:
+    def __init__(self, descriptors: Shares[int], most_ranges: int) -> None:
         self._descriptors = descriptors
         self.by_object: dict[Object, dict[int, Holder]] = {}
         self.table: LockTable[Object, int] = LockTable()
         self.waiting: Shares[int] = Shares(MOST_WAITING, MOST_OF_ONE)
+        self.ranges: Shares[int] = Shares(most_ranges)
         self.limiter = trio.CapacityLimiter(MOST_WAITING)
 
     def find(self, obj: Object, owner: int) -> Holder | None:
@@ -119,10 +123,29 @@ class LockHolders:
         if not holders:
             del self.by_object[obj]
         self.table.drop(obj, owner)
+        self._count(holder, -len(holder.ranges.locks))
         holder.is_gone = True
         if holder.is_own:
             self._descriptors.give_back(holder.uid)
         return holder
+
+    def lock(self, holder: Holder, wanted: Lock) -> None:
+        """Note that the owner has this lock now."""
+        before = len(holder.ranges.locks)
+        holder.ranges.lock(wanted)
+        self._count(holder, len(holder.ranges.locks) - before)
+
+    def unlock(self, holder: Holder, start: int, end: int) -> None:
+        """Note that the owner has nothing locked any more from `start` to `end`."""
+        before = len(holder.ranges.locks)
+        holder.ranges.unlock(start, end)
+        self._count(holder, len(holder.ranges.locks) - before)
+
+    def _count(self, holder: Holder, more: int) -> None:
+        if more > 0:
+            self.ranges.take(holder.uid, more)
+        elif more:
+            self.ranges.give_back(holder.uid, -more)
 
     def closed(self, obj: Object, fh: FileHandleT) -> None:
         """Drop the owner that is an open file, since that is about to be closed."""
@@ -133,7 +156,7 @@ class LockHolders:
     def pid(self, obj: Object, owner: int, wanted: Lock) -> int:
         """Return a process of this mount that has a lock in the way of `wanted`; 0 if there is none."""
         other = next(self.table.in_the_way(obj, owner, wanted), None)
-        return 0 if other is None else self.by_object[obj][other[0]].pid
+        return 0 if other is None else self.by_object[obj][other].pid
 
     @contextmanager
     def wait(self, uid: int, obj: Object, owner: int, wanted: Lock | None) -> Iterator[None]:

@@ -17,6 +17,7 @@ from pyfuse3 import FileHandleT, FUSEError
 from ..fuse.compatibility import FileLock, LockWait
 from ..linux import ROOT, filelocks
 from ..lockranges import END, Lock
+from ..shares import Shares
 from ..tree import calls
 from .core import Core
 from .handles import OpenFile
@@ -77,8 +78,10 @@ class LockOperations(Core):
             holder = self.locks.find(file.obj, owner)
             if holder is not None:
                 await self._call(file, filelocks.try_lock, holder.fd, kind, extent)
-                holder.ranges.unlock(wanted.start, wanted.end)
+                self.locks.unlock(holder, wanted.start, wanted.end)
             return
+        if not self.locks.ranges.has_share_left(file.uid):
+            raise self._refuse(self.locks.ranges, "ranges locked", file)
         await self._check_again(fh, os.R_OK if kind == fcntl.F_RDLCK else os.W_OK)
         holder = await self._holder(file, fh, owner, kind)
         if not await self._call(file, filelocks.try_lock, holder.fd, kind, extent):
@@ -94,7 +97,7 @@ class LockOperations(Core):
                     await self._call(file, holder.release)
         if holder.is_gone:
             raise FUSEError(errno.EINTR)
-        holder.ranges.lock(wanted)
+        self.locks.lock(holder, wanted)
         holder.pid = lock.pid
         await self.cache.confirm_content(file.number, file.obj)
 
@@ -136,7 +139,9 @@ class LockOperations(Core):
             self._hand_over(holder, new)
             locked = holder.ranges.locks
             await self._call(file, self.locks.drop(obj, owner).release)
-            self.locks.add(obj, owner, new).ranges.locks = locked
+            self.locks.add(obj, owner, new)
+            for lock in locked:
+                self.locks.lock(new, lock)
             return new
         return self.locks.add(obj, owner, new)
 
@@ -161,9 +166,11 @@ class LockOperations(Core):
         """
         shares = self.files.shares
         if not shares.has_share_left(file.uid):
-            who = f"server uid {file.uid}"
-            raise self.requests.refuse(shares, "files and directories open", file.uid, who, errno.ENOLCK)
+            raise self._refuse(shares, "files and directories open", file)
         return await self._call(file, calls.open, ROOT, fh, access)
+
+    def _refuse(self, shares: Shares[int], what: str, file: OpenFile) -> OSError:
+        return self.requests.refuse(shares, what, file.uid, f"server uid {file.uid}", errno.ENOLCK)
 
     async def _call(self, file: OpenFile, call: Callable[..., _T], *args: object) -> _T:
         """Make a call that may have to wait only if the file system is remote."""
@@ -179,8 +186,7 @@ class LockOperations(Core):
         """
         shares = self.locks.waiting
         if not shares.has_share_left(file.uid):
-            who = f"server uid {file.uid}"
-            raise self.requests.refuse(shares, "locks waited for", file.uid, who, errno.ENOLCK)
+            raise self._refuse(shares, "locks waited for", file)
         return self.locks.wait(file.uid, file.obj, owner, wanted)
 
     async def _wait(self, wait: LockWait, call: Callable[..., None], *args: object) -> None:

@@ -112,6 +112,7 @@ def refused(mount: Filesystem) -> dict[str, int]:
     return {
         "requests": requests.waiting.refused + requests.writes.refused + mount.reader.unwritten.refused,
         "open files": mount.files.shares.refused,
+        "locks": mount.locks.waiting.refused + mount.locks.ranges.refused,
     }
 
 
@@ -142,6 +143,8 @@ def figures(mount: Filesystem, index: Index) -> dict[str, Any]:
         },
         "gauges": {
             "waiting_requests": mount.requests.waiting.total + mount.requests.writes.total,
+            "waiting_locks": mount.locks.waiting.total,
+            "locked_ranges": mount.locks.ranges.total,
             "descriptors_cached": len(mount.nodes.descriptors),
             "descriptors_cached_most": mount.nodes.descriptors.max_fds,
             "descriptors_clients": mount.files.shares.total,

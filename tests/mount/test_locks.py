@@ -20,9 +20,10 @@ import pyfuse3
 import pytest
 
 from cloakfs.filesystem.lockholders import MOST_OF_ONE
+from cloakfs.tuning import Tuning
 from tests.agents import User, read
 from tests.campaign import locks as campaign
-from tests.mount.conftest import Mount, is_mounted, mounted, run, unmount
+from tests.mount.conftest import Mount, daemons_with, is_mounted, mounted, run, unmount
 from tests.mount.test_caching import CLOAKED, requests
 from tests.waiting import wait_until
 
@@ -417,3 +418,17 @@ def test_no_request_at_close_without_locks(file: str, mount: MakeMount, user: Ma
     before = requests(m)
     owner.do(read, m.at(file))
     assert "unlock" not in requests(m) - before
+
+
+def test_who_locks_very_many_ranges_has_a_share(file: str, mount: MakeMount) -> None:
+    """Another caller's locks are granted as before, and each takes as long."""
+    with daemons_with(tuning=Tuning(most_locked_ranges=100)):
+        m = mount()
+    os.chmod(m.real(file), 0o666)
+    with User(UID) as one, User(3002) as two:
+        a, b = Actor(one, m.at(file)), Actor(two, m.at(file))
+        answers = [a.try_lock("fcntl", WRITE, (2 * number, 1)) for number in range(60)]
+        assert answers == ["done"] * 50 + ["ENOLCK"] * 10
+        assert b.try_lock("fcntl", WRITE, (1001, 1)) == "done"
+        assert a.try_lock("fcntl", NONE, (0, 40)) == "done"
+        assert a.try_lock("fcntl", WRITE, (1, 1)) == "done"

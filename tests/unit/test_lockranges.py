@@ -70,8 +70,23 @@ def test_others_that_wait_for_each_other_are_no_circle_of_ones_own() -> None:
 
 def test_an_owner_that_has_closed_the_file_is_in_nobodys_way() -> None:
     made = table(("a", "1"), ("b", "1"))
-    assert [owner for owner, _ in made.in_the_way("1", "a", ALL)] == ["b"]
+    assert list(made.in_the_way("1", "a", ALL)) == ["b"]
     made.drop("1", "b")
     assert not list(made.in_the_way("1", "a", ALL))
     made.drop("1", "a")
     assert not made.held
+
+
+def test_a_circle_of_very_many_is_not_looked_for() -> None:
+    """As in Linux: who waits for whom is followed over ten processes."""
+    count = 30
+    held = [(str(number), str(number)) for number in range(count)]
+    waiting = tuple((str(number), str(number + 1)) for number in range(1, count - 1))
+    made = table(*held, waiting=(*waiting, (str(count - 1), "0")))
+    assert not made.is_circular("1", "0", ALL)
+    assert made.is_circular(str(count - 5), "0", ALL)
+
+
+def test_many_threads_of_a_process_wait() -> None:
+    made = table(("a", "1"), ("b", "2"), waiting=(("b", "3"), ("b", "1")))
+    assert made.is_circular("2", "a", ALL)
