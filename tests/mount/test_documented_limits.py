@@ -27,6 +27,7 @@ MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
 
 ROOT = ("-o", "no_root_squash")
+LOCAL_LOCKS = ("-o", "no_root_squash,local_locks")
 
 libc = ctypes.CDLL(None, use_errno=True)
 AT_FDCWD, RENAME_WHITEOUT, FAN_REPORT_FID, FAN_MARK_ADD, FAN_MARK_FILESYSTEM = -100, 4, 0x200, 1, 0x100
@@ -63,15 +64,15 @@ def both_get(lock: Callable[[int, int], object], first: str, second: str) -> boo
         os.close(other)
 
 
-def test_flock_holds_within_one_mount_only(mount: MakeMount) -> None:
-    one, other = mount(*ROOT), mount(*ROOT)
+def test_flock_with_local_locks_holds_within_one_mount_only(mount: MakeMount) -> None:
+    one, other = mount(*LOCAL_LOCKS), mount(*LOCAL_LOCKS)
     assert not both_get(fcntl.flock, one.at("file"), one.at("file"))
     assert both_get(fcntl.flock, one.at("file"), other.at("file"))
     assert both_get(fcntl.flock, one.at("file"), one.real("file"))
 
 
-def test_sqlite_locks_hold_within_one_mount_only(mount: MakeMount) -> None:
-    one, other = mount(*ROOT), mount(*ROOT)
+def test_sqlite_with_local_locks_is_locked_within_one_mount_only(mount: MakeMount) -> None:
+    one, other = mount(*LOCAL_LOCKS), mount(*LOCAL_LOCKS)
     writer = sqlite3.connect(one.at("data"), isolation_level=None)
     writer.execute("CREATE TABLE t (x)")
 
