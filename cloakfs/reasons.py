@@ -6,6 +6,7 @@ of the process that calls, as well. `who_checks` says which of them does.
 """
 
 from .cloak import Verdict
+from .exportmode import Server
 from .identity import Caller, ClientId, ServerId
 from .mapping import Kind
 from .policy import Attrs, Policy, is_built_in
@@ -144,16 +145,18 @@ def _who_checks(view: View, groups: str | None, *, by_kernel: bool, exported: bo
     return "checked by the daemon alone; the kernel could, too, by the same ids and groups (default_permissions)"
 
 
-def who_locks(real: bool, *, knfsd: bool, local: bool) -> str:
+def who_locks(real: bool, server: Server, *, local: bool) -> str:
     """Return in words where the locks of clients hold (fcntl(2), flock(2)).
 
     Args:
         real: whether they are locks on the real files.
-        knfsd: whether the kernel's NFS server exports the mount.
+        server: what exports the mount.
         local: whether it has `local_locks`.
     """
     if real:
         return "on the real tree: they hold for other mounts and exports of it, too, and for programs on it"
-    if knfsd and local:
+    if local and server is Server.KNFSD:
         return "within this mount alone: NFSv3 is served, whose locks the kernel refuses on a mount with real ones"
+    if local and server is Server.GANESHA:
+        return "within this mount alone: so that it is known what clients of nfs-ganesha have locked when it is replaced"
     return f"within this mount alone ({'local_locks' if local else 'the released pyfuse3 passes none on'})"

@@ -75,7 +75,8 @@ class MountOptions:
         restart: mount again if the daemon dies.
         restarts: how many times that has happened (`restarted=N`, which the reaper alone gives).
         log: where the log of a mount in the background goes: a file, or `syslog`.
-        local_locks: let the kernel handle locks, which then hold within this mount alone.
+        local_locks: let the kernel handle locks, which then hold within this mount alone. So it is for nfs-ganesha:
+            what clients have locked is found out from the kernel (`nfs.ganeshastate.locked_by`).
         given: the single words, as they were given; also those that belong to an export.
     """
 
@@ -129,7 +130,7 @@ def split_mount_options(text: str) -> tuple[MountOptions, str]:
         "restart" in switches,
         int(restarted) if (restarted := values.get("restarted", "")).isdecimal() else 0,
         values.get("log"),
-        "local_locks" in switches,
+        server is Server.GANESHA or "local_locks" in switches,
         tuple(words.given),
     ), _without(text, taken)
 

@@ -94,7 +94,7 @@ class Publisher:
     def locks(self) -> str:
         """Return where the locks of clients hold, in words."""
         settings = self._settings.mount_options
-        return who_locks(self._filesystem.enable_locks, knfsd=settings.export_mode.knfsd, local=settings.local_locks)
+        return who_locks(self._filesystem.enable_locks, settings.export_mode.server, local=settings.local_locks)
 
     def _numbers(self) -> str:
         """Return what is wrong with the numbers of objects; "" if nothing is."""

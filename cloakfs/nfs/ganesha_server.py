@@ -86,7 +86,7 @@ class GaneshaServer:
         return served.ServiceProblems(mounts=await served.each(mounts, problem))
 
     def wants_local_locks(self) -> bool:
-        """No: it locks as any program does, and NFSv3 has no locks with it."""
+        """No: its mounts have them in any case."""
         return False
 
     async def hold(self) -> None:

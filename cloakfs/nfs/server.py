@@ -42,7 +42,7 @@ class NfsServer(Protocol):
         """
 
     def wants_local_locks(self) -> bool:
-        """Whether mounts have to be made with `local_locks`, because clients could lock nothing otherwise."""
+        """Whether mounts have to be made with `local_locks`, because clients could not lock, or claim, otherwise."""
 
     async def find_problems(self, mounts: Sequence[Mount]) -> ServiceProblems:
         """Ask the server, now, whether it exports these mounts to their clients; takes little more than a few seconds.
