@@ -158,5 +158,5 @@ def who_locks(real: bool, server: Server, *, local: bool) -> str:
     if local and server is Server.KNFSD:
         return "within this mount alone: NFSv3 is served, whose locks the kernel refuses on a mount with real ones"
     if local and server is Server.GANESHA:
-        return "within this mount alone: so that it is known what clients of nfs-ganesha have locked when it is replaced"
+        return "within this mount alone: so that it is known what clients of nfs-ganesha have locked when it ends"
     return f"within this mount alone ({'local_locks' if local else 'the released pyfuse3 passes none on'})"
