@@ -43,7 +43,7 @@ some of them."""
 
 _GAUGES = {
     "waiting_requests": "Requests that are not answered yet.",
-    "waiting_locks": "Locks that are waited for.",
+    "waiting_locks": "Requests for locks that are not answered yet.",
     "locked_ranges": "Ranges of files that are locked by fcntl(2).",
     "known_objects": "Objects that the kernel refers to.",
     "index_bytes": "Size of the index of a mount, and of its log, on disk.",

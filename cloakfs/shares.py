@@ -6,7 +6,8 @@ packet switches", 1998). So something is always left for callers that hold less,
 and what no other caller wants is not wasted.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 C = TypeVar("C", bound=Hashable)
@@ -48,6 +49,15 @@ class Shares(Generic[C]):
         """Note that the caller holds more now, whether or not that was its share."""
         self.held[caller] = self.held.get(caller, 0) + amount
         self.total += amount
+
+    @contextmanager
+    def taken(self, caller: C) -> Iterator[None]:
+        """Take one for the duration of a with block."""
+        self.take(caller)
+        try:
+            yield
+        finally:
+            self.give_back(caller)
 
     def give_back(self, caller: C, amount: int = 1) -> None:
         """Note that the caller holds less now."""

@@ -51,7 +51,7 @@ class Tuning:
     notify_patience_seconds: float = 0.5
     names_at_once: int = 64
     most_levels: int = 4096
-    most_locked_ranges: int = 200_000
+    most_locked_ranges: int = 20_000
     trace_bytes: int = 4 << 20
     unmount_seconds: float = 0.5
     guard_seconds: float = 5.0

@@ -649,11 +649,20 @@ class Core(pyfuse3.Operations):
     def _close(self, fh: FileHandleT) -> None:
         """Close what a client had open. Where that may take long, no request waits for it."""
         if self.locks.by_object:
-            self.locks.closed(self.files.by_fd[fh].obj, fh)
+            for fd in self.locks.closed(self.files.by_fd[fh].obj, fh):
+                self._close_for_locks(self.files.by_fd[fh].obj, fd)
         file = self.files.close(fh)
         if file is not None:
             assert self.tasks is not None
             self.tasks.once("closing a file", self.files.close_in_thread, fh, file)
+
+    def _close_for_locks(self, obj: Object, fd: int) -> None:
+        if not obj.filesystem.remote:
+            calls.close(fd)
+            return
+        assert self.tasks is not None
+        close = partial(trio.to_thread.run_sync, abandon_on_cancel=True, limiter=self.locks.limiter)
+        self.tasks.once("closing a descriptor for locks", close, calls.close, fd)
 
     def _is_top(self, inode: InodeT) -> bool:
         """Whether this is the list of views at the root of the mount."""

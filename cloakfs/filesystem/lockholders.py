@@ -14,17 +14,15 @@ from contextlib import contextmanager
 import trio
 from pyfuse3 import FileHandleT
 
+from ..fuse.loop import MOST_LOCK_REQUESTS
 from ..linux import filelocks
 from ..lockranges import Lock, LockTable, Ranges
 from ..shares import Shares
 from ..tree import calls
 from ..tree.objects import Object
 
-MOST_WAITING = 1000
-"""How many locks may be waited for at a time, each in a thread."""
-
-MOST_OF_ONE = 250
-"""How many of them by one caller. It may have more requests waiting, of which these are some."""
+MOST_OF_ONE = MOST_LOCK_REQUESTS // 4
+"""How many requests for locks of one caller may wait at a time."""
 
 _ALL = (0, 0)
 
@@ -81,39 +79,45 @@ class LockHolders:
 
     Args:
         descriptors: of which each caller has a share: a holder may need one.
-
         most_ranges: how many ranges of files may be locked at a time; callers have shares.
 
     Attributes:
         by_object: the holders, by object and owner.
         table: what is locked and waited for.
-        waiting: how many locks each caller waits for, by its server uid.
+        waiting: how many requests for locks each caller has that are not answered yet, by its server uid.
+        unlocking: the same of those that unlock remote files. (On others, they never wait.)
         ranges: how many ranges each caller has locked.
-        limiter: for the threads that wait.
+        limiter: for their threads.
     """
 
     def __init__(self, descriptors: Shares[int], most_ranges: int) -> None:
         self._descriptors = descriptors
         self.by_object: dict[Object, dict[int, Holder]] = {}
         self.table: LockTable[Object, int] = LockTable()
-        self.waiting: Shares[int] = Shares(MOST_WAITING, MOST_OF_ONE)
+        self._claimed: set[FileHandleT] = set()  # open files by whose descriptor an owner has its locks
+        self._used: dict[FileHandleT, set[int]] = {}  # by open file: the owners that first locked by it
+        self.waiting: Shares[int] = Shares(MOST_LOCK_REQUESTS, MOST_OF_ONE)
+        self.unlocking: Shares[int] = Shares(MOST_LOCK_REQUESTS, MOST_OF_ONE)
         self.ranges: Shares[int] = Shares(most_ranges)
-        self.limiter = trio.CapacityLimiter(MOST_WAITING)
+        self.limiter = trio.CapacityLimiter(2 * MOST_LOCK_REQUESTS)
 
     def find(self, obj: Object, owner: int) -> Holder | None:
         """Return the holder of an owner, if it has locked anything of this file since it opened it."""
         return self.by_object.get(obj, {}).get(owner)
 
-    def is_free(self, obj: Object, fh: FileHandleT) -> bool:
-        """Whether the descriptor of this open file is not used for locks yet."""
-        return all(holder.fd != fh for holder in self.by_object.get(obj, {}).values())
+    def is_free(self, fh: FileHandleT) -> bool:
+        """Whether no owner has its locks by the descriptor of this open file."""
+        return fh not in self._claimed
 
     def add(self, obj: Object, owner: int, holder: Holder) -> Holder:
         """Let the owner have its locks by this holder."""
         self.by_object.setdefault(obj, {})[owner] = holder
         holder.ranges = self.table.ranges(obj, owner)
+        self._used.setdefault(holder.fh, set()).add(owner)
         if holder.is_own:
             self._descriptors.take(holder.uid)
+        else:
+            self._claimed.add(holder.fh)
         return holder
 
     def drop(self, obj: Object, owner: int) -> Holder:
@@ -124,9 +128,15 @@ class LockHolders:
             del self.by_object[obj]
         self.table.drop(obj, owner)
         self._count(holder, -len(holder.ranges.locks))
+        used = self._used[holder.fh]
+        used.discard(owner)
+        if not used:
+            del self._used[holder.fh]
         holder.is_gone = True
         if holder.is_own:
             self._descriptors.give_back(holder.uid)
+        else:
+            self._claimed.discard(holder.fh)
         return holder
 
     def lock(self, holder: Holder, wanted: Lock) -> None:
@@ -147,11 +157,10 @@ class LockHolders:
         elif more:
             self.ranges.give_back(holder.uid, -more)
 
-    def closed(self, obj: Object, fh: FileHandleT) -> None:
-        """Drop the owner that is an open file, since that is about to be closed."""
-        holders = self.by_object.get(obj, {})
-        for owner in [owner for owner, holder in holders.items() if holder.fh == fh]:
-            self.drop(obj, owner).release()
+    def closed(self, obj: Object, fh: FileHandleT) -> list[int]:
+        """Drop the owner that is an open file, which is about to be closed; return descriptors to be closed as well."""
+        holders = [self.drop(obj, owner) for owner in list(self._used.get(fh, ()))]
+        return [holder.fd for holder in holders if holder.is_own]
 
     def pid(self, obj: Object, owner: int, wanted: Lock) -> int:
         """Return a process of this mount that has a lock in the way of `wanted`; 0 if there is none."""
@@ -159,22 +168,18 @@ class LockHolders:
         return 0 if other is None else self.by_object[obj][other].pid
 
     @contextmanager
-    def wait(self, uid: int, obj: Object, owner: int, wanted: Lock | None) -> Iterator[None]:
-        """Note that a caller waits for a lock; `wanted` is None for flock(2), where no circle is looked for.
+    def wait(self, obj: Object, owner: int, wanted: Lock) -> Iterator[None]:
+        """Note that an owner waits for a lock.
 
         Raises:
             OSError: EDEADLK: it would wait for itself (fcntl(2)).
         """
-        if wanted is not None and self.table.is_circular(obj, owner, wanted):
+        if self.table.is_circular(obj, owner, wanted):
             raise OSError(errno.EDEADLK, os.strerror(errno.EDEADLK))
-        self.waiting.take(uid)
-        if wanted is not None:
-            self.table.waiting.setdefault(owner, []).append((obj, wanted))
+        self.table.waiting.setdefault(owner, []).append((obj, wanted))
         try:
             yield
         finally:
-            self.waiting.give_back(uid)
-            if wanted is not None:
-                self.table.waiting[owner].remove((obj, wanted))
-                if not self.table.waiting[owner]:
-                    del self.table.waiting[owner]
+            self.table.waiting[owner].remove((obj, wanted))
+            if not self.table.waiting[owner]:
+                del self.table.waiting[owner]

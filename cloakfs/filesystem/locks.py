@@ -7,7 +7,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -50,47 +50,60 @@ class LockOperations(Core):
     async def getlk(self, fh: FileHandleT, owner: int, lock: FileLock) -> Any:
         """Find a lock that keeps the owner from having this one (F_GETLK, F_OFD_GETLK)."""
         file = self.files.by_fd[fh]
-        obj, holder = file.obj, self.locks.find(file.obj, owner)
-        if holder is not None:
-            fd = holder.fd
-        else:
-            fd = fh if self.locks.is_free(obj, fh) else await self._for_locks(file, fh, os.O_RDONLY)
-        try:
-            found = await self._call(file, filelocks.find_conflict, fd, lock.type, (lock.start, lock.len))
-        finally:
-            if holder is None and fd != fh:
-                calls.close(fd)
+        with self._share(file, self.locks.waiting):
+            found = await self._conflict(file, fh, owner, lock)
         answer: Any = type(lock)  # pyfuse3's, which only the patched one has
         if found is None:
             return answer(type=fcntl.F_UNLCK)
         kind, (start, length), pid = found
         if pid < 0:
-            pid = self.locks.pid(obj, owner, _lock(kind, start, length))
+            pid = self.locks.pid(file.obj, owner, _lock(kind, start, length))
         return answer(type=kind, start=start, len=length, pid=pid)
+
+    async def _conflict(self, file: OpenFile, fh: FileHandleT, owner: int, lock: FileLock) -> filelocks.Conflict | None:
+        holder = self.locks.find(file.obj, owner)
+        if holder is not None:
+            fd = holder.fd
+        else:
+            fd = fh if self.locks.is_free(fh) else await self._for_locks(file, fh, os.O_RDONLY)
+        try:
+            return await self._call(file, filelocks.find_conflict, fd, lock.type, (lock.start, lock.len))
+        finally:
+            if holder is None and fd != fh:
+                await self._call(file, calls.close, fd)
 
     @operation
     async def setlk(self, fh: FileHandleT, owner: int, lock: FileLock, wait: LockWait | None) -> None:
         """Lock or unlock a range (F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW)."""
         file = self.files.by_fd[fh]
-        kind, extent = lock.type, (lock.start, lock.len)
-        wanted = _lock(kind, *extent)
-        if kind == fcntl.F_UNLCK:
-            holder = self.locks.find(file.obj, owner)
-            if holder is not None:
-                await self._call(file, filelocks.try_lock, holder.fd, kind, extent)
-                self.locks.unlock(holder, wanted.start, wanted.end)
+        if lock.type == fcntl.F_UNLCK:
+            await self._unlock(file, owner, lock)
             return
         if not self.locks.ranges.has_share_left(file.uid):
             raise self._refuse(self.locks.ranges, "ranges locked", file)
-        await self._check_again(fh, os.R_OK if kind == fcntl.F_RDLCK else os.W_OK)
-        holder = await self._holder(file, fh, owner, kind)
-        if not await self._call(file, filelocks.try_lock, holder.fd, kind, extent):
+        with self._share(file, self.locks.waiting):
+            await self._check_again(fh, os.R_OK if lock.type == fcntl.F_RDLCK else os.W_OK)
+            await self._lock(file, await self._holder(file, fh, owner, lock.type), owner, lock, wait)
+            await self._confirm_content(file)
+
+    async def _unlock(self, file: OpenFile, owner: int, lock: FileLock) -> None:
+        holder = self.locks.find(file.obj, owner)
+        if holder is None:
+            return
+        with self._share(file, self.locks.unlocking):
+            await self._call(file, filelocks.try_lock, holder.fd, fcntl.F_UNLCK, (lock.start, lock.len))
+        wanted = _lock(fcntl.F_UNLCK, lock.start, lock.len)
+        self.locks.unlock(holder, wanted.start, wanted.end)
+
+    async def _lock(self, file: OpenFile, holder: Holder, owner: int, lock: FileLock, wait: LockWait | None) -> None:
+        wanted, extent = _lock(lock.type, lock.start, lock.len), (lock.start, lock.len)
+        if not await self._call(file, filelocks.try_lock, holder.fd, lock.type, extent):
             if wait is None:
                 raise FUSEError(errno.EAGAIN)
             holder.waiting += 1
             try:
-                with self._waiting(file, owner, wanted):
-                    await self._wait(wait, filelocks.BlockedCall.lock, holder.fd, kind, extent)
+                with self.locks.wait(file.obj, owner, wanted):
+                    await self._wait(wait, filelocks.BlockedCall.lock, holder.fd, lock.type, extent)
             finally:
                 holder.waiting -= 1
                 if holder.is_gone:  # another thread of the process has closed the file
@@ -99,26 +112,35 @@ class LockOperations(Core):
             raise FUSEError(errno.EINTR)
         self.locks.lock(holder, wanted)
         holder.pid = lock.pid
-        await self.cache.confirm_content(file.number, file.obj)
 
     @operation
     async def flock(self, fh: FileHandleT, op: int, wait: LockWait | None) -> None:
         """See flock(2): the lock belongs to the open file, as it does on the real file."""
         file = self.files.by_fd[fh]
-        if not await self._call(file, filelocks.try_flock, fh, op):
-            if wait is None:
-                raise FUSEError(errno.EWOULDBLOCK)
-            with self._waiting(file, fh, None):
+        if op == fcntl.LOCK_UN:
+            with self._share(file, self.locks.unlocking):
+                await self._call(file, filelocks.try_flock, fh, op)
+            return
+        with self._share(file, self.locks.waiting):
+            if not await self._call(file, filelocks.try_flock, fh, op):
+                if wait is None:
+                    raise FUSEError(errno.EWOULDBLOCK)
                 await self._wait(wait, filelocks.BlockedCall.flock, fh, op)
-        if op != fcntl.LOCK_UN:
-            await self.cache.confirm_content(file.number, file.obj)
+            await self._confirm_content(file)
 
     @operation
     async def unlock(self, fh: FileHandleT, owner: int) -> None:
         """Release what a process has locked, since it closes one of its descriptors of the file."""
         file = self.files.by_fd[fh]
         if self.locks.find(file.obj, owner) is not None:
-            await self._call(file, self.locks.drop(file.obj, owner).release)
+            with self._share(file, self.locks.unlocking):
+                await self._call(file, self.locks.drop(file.obj, owner).release)
+
+    async def _confirm_content(self, file: OpenFile) -> None:
+        """Wait until the kernel caches no page of the file that has changed: whoever has a lock relies on that."""
+        outdated = await self.cache.outdated_pages(file.number, file.obj)
+        if outdated is not None:
+            await self._in_thread(outdated)
 
     async def _holder(self, file: OpenFile, fh: FileHandleT, owner: int, kind: int) -> Holder:
         """Return what the owner has its locks by, and which allows this kind of lock."""
@@ -126,7 +148,7 @@ class LockOperations(Core):
         holder = self.locks.find(obj, owner)
         if holder is not None and holder.allows(kind):
             return holder
-        if holder is None and access != os.O_WRONLY and self.locks.is_free(obj, fh):
+        if holder is None and access != os.O_WRONLY and self.locks.is_free(fh):
             return self.locks.add(obj, owner, Holder(fh, access, fh, file.uid))
         # What is open for writing alone would not do as soon as the owner locks for reading, by another open file.
         access = os.O_RDONLY if holder is None and access == os.O_RDONLY else os.O_RDWR
@@ -172,22 +194,23 @@ class LockOperations(Core):
     def _refuse(self, shares: Shares[int], what: str, file: OpenFile) -> OSError:
         return self.requests.refuse(shares, what, file.uid, f"server uid {file.uid}", errno.ENOLCK)
 
+    def _share(self, file: OpenFile, shares: Shares[int]) -> AbstractContextManager[None]:
+        """Count a request against the caller's share while it is answered, if it may have to wait.
+
+        Raises:
+            OSError: ENOLCK: the caller has its share of requests that wait already.
+        """
+        if shares is self.locks.unlocking and not file.obj.filesystem.remote:
+            return nullcontext()
+        if not shares.has_share_left(file.uid):
+            raise self._refuse(shares, "requests for locks waiting", file)
+        return shares.taken(file.uid)
+
     async def _call(self, file: OpenFile, call: Callable[..., _T], *args: object) -> _T:
         """Make a call that may have to wait only if the file system is remote."""
         if file.obj.filesystem.remote:
-            return await trio.to_thread.run_sync(call, *args, abandon_on_cancel=True)
+            return await self._in_thread(call, *args)
         return call(*args)
-
-    def _waiting(self, file: OpenFile, owner: int, wanted: Lock | None) -> AbstractContextManager[None]:
-        """Note that a caller waits for a lock, within a context.
-
-        Raises:
-            OSError: EDEADLK, or ENOLCK: the caller waits for its share already.
-        """
-        shares = self.locks.waiting
-        if not shares.has_share_left(file.uid):
-            raise self._refuse(shares, "locks waited for", file)
-        return self.locks.wait(file.uid, file.obj, owner, wanted)
 
     async def _wait(self, wait: LockWait, call: Callable[..., None], *args: object) -> None:
         """Wait for a lock in a thread until the client is interrupted.
@@ -198,7 +221,10 @@ class LockOperations(Core):
         assert self.tasks is not None
         blocked = filelocks.BlockedCall()
         wait.on_interrupt(partial(self.tasks.once, "interrupting a wait for a lock", self._interrupt, blocked))
-        await trio.to_thread.run_sync(call, blocked, *args, limiter=self.locks.limiter, abandon_on_cancel=True)
+        await self._in_thread(call, blocked, *args)
+
+    async def _in_thread(self, call: Callable[..., _T], *args: object) -> _T:
+        return await trio.to_thread.run_sync(call, *args, limiter=self.locks.limiter, abandon_on_cancel=True)
 
     @staticmethod
     async def _interrupt(blocked: filelocks.BlockedCall) -> None:

@@ -45,7 +45,13 @@ MOST_WRITES = 2 * MOST_BACKGROUND
 What was written to a mapping is lost if its WRITE is refused.
 """
 
-MOST_WORKERS = MOST_PENDING + MOST_WRITES + 100
+MOST_LOCK_REQUESTS = 1000
+"""How many requests for locks, and how many to unlock, may wait at a time; callers have shares.
+
+They do not count among `MOST_PENDING`: who waits for as many locks as it may can still look at files, and unlock some.
+"""
+
+MOST_WORKERS = MOST_PENDING + MOST_WRITES + 2 * MOST_LOCK_REQUESTS + 100
 """How many answers may wait until no more requests are read, which the limits above prevent."""
 
 # trio notices signals, timers and finished threads only when it gets to run. The loop may delay that this long:

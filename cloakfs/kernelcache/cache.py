@@ -156,16 +156,17 @@ class KernelCache:
         else:
             self.invalidation.invalidate_pages(pages_in, obj)
 
-    async def confirm_content(self, number: int, obj: Object) -> None:
-        """Wait until no page of a file is cached that was changed before now, behind the mount or in another view.
+    async def outdated_pages(self, number: int, obj: Object) -> Callable[[], object] | None:
+        """Find out whether pages of a file may be cached that were changed before now, by whomever.
 
-        Whoever has just got a lock on the file relies on this.
+        Returns:
+            what invalidates them, to be called in a thread, because it may have to wait for a page that is being read;
+            None if there are none.
         """
-        if obj.filesystem.watched:
-            await self._changes.catch_up()
-        else:
+        is_known = obj.filesystem.watched and not self._nodes.registry.twins(obj) and await self._changes.catch_up()
+        if not is_known:
             self.invalidation.invalidate_pages(number, obj)
-        await self.invalidation.notifier.pages_invalidated(self._nodes.nodeid(number, obj))
+        return self.invalidation.notifier.outdated_pages(self._nodes.nodeid(number, obj))
 
     # -- for as long as the mount is there ---------------------------------------------------------
 

@@ -52,9 +52,8 @@ _SHARE_OF_MOUNTS = 20
 # Of an object that more views than this may know, it is not found out for each whether its identity may know it still.
 _MAX_VIEWS = 16
 
-# After this many steps, each with up to some 200 changes, a request that wants to know of all until now gives up, and
-# has everything invalidated.
-_MOST_STEPS = 100
+# After this many steps, each with up to some 200 changes, a request that wants to know of all until now gives up.
+_MOST_STEPS = 20
 
 # Where the objects are that were reported as moved is found out in steps of so many seconds, unless a request needs it
 # first. After each, this many times as long passes.
@@ -156,13 +155,17 @@ class Changes:
             raise
         return watch.has_read_all()
 
-    async def catch_up(self) -> None:
-        """Handle all changes that others made until now, in steps between which other requests are answered."""
+    async def catch_up(self) -> bool:
+        """Handle all changes that others made until now, in steps between which other requests are answered.
+
+        Returns:
+            whether that is done; otherwise, others change so much that it would take too long.
+        """
         for _ in range(_MOST_STEPS):
             if self._access_paths.is_up_to_date():
-                return
+                return True
             await trio.lowlevel.checkpoint()
-        self._handle_overflow()
+        return False
 
     def _handle_overflow(self) -> None:
         """Invalidate everything, since events were lost: anything may have changed, and be anywhere."""

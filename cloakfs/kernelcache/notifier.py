@@ -24,6 +24,7 @@ import os
 import struct
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import monotonic
 from typing import TypeVar
 
@@ -342,11 +343,9 @@ class Notifier:
         self._outdated_count += 1
         self._outdated[nodeid] = self._outdated_count
 
-    async def pages_invalidated(self, nodeid: int) -> None:
-        """Invalidate the pages now, if that is to be done at all, and wait until it is done."""
-        wanted = self._outdated.get(nodeid)
-        if wanted is not None:
-            self._note_done(await self._in_thread(invalidate_pages, deque([nodeid])), {nodeid: wanted})
+    def outdated_pages(self, nodeid: int) -> Callable[[], object] | None:
+        """Return what invalidates the pages at once, to be called in a thread; None if that has been done already."""
+        return partial(invalidate_pages, deque([nodeid])) if nodeid in self._outdated else None
 
     def _note_done(self, nodeids: list[int], wanted: dict[int, int]) -> None:
         for nodeid in nodeids:

@@ -26,6 +26,10 @@ Range = tuple[int, int]
 """The first byte, and the number of bytes; 0 for all up to the end, wherever that will be (fcntl(2))."""
 
 
+Conflict = tuple[int, Range, int]
+"""A lock that is in the way: its kind, its range, and the process that has it."""
+
+
 def try_lock(fd: int, kind: int, extent: Range) -> bool:
     """Lock a range (F_RDLCK, F_WRLCK), or unlock it (F_UNLCK), without waiting; return False if another lock forbids.
 
@@ -39,7 +43,7 @@ def try_lock(fd: int, kind: int, extent: Range) -> bool:
     return True
 
 
-def find_conflict(fd: int, kind: int, extent: Range) -> tuple[int, Range, int] | None:
+def find_conflict(fd: int, kind: int, extent: Range) -> Conflict | None:
     """Return a lock that keeps the open file from having this one: its kind, its range, and the process; or None.
 
     The process is -1 if the lock belongs to an open file description, and 0 if the machine is another one.

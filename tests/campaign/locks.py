@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from cloakfs.state.runtime import STATE_DIR
 from tests.agents import User
@@ -88,7 +89,11 @@ def use_mbox(top: str, who: str, until: float) -> int:
 
 
 def check_mbox(top: str, done: int) -> str:
-    subjects = [message["Subject"] for message in mailbox.mbox(f"{top}/mbox", create=False)]
+    return _check_mail(mailbox.mbox(f"{top}/mbox", create=False), done)
+
+
+def _check_mail(box: mailbox.Mailbox[Any], done: int) -> str:
+    subjects = [message["Subject"] for message in box]
     return "" if len(set(subjects)) == len(subjects) == done else f"{len(subjects)} messages, {done} delivered"
 
 
@@ -103,8 +108,7 @@ def use_maildir(top: str, who: str, until: float) -> int:
 
 
 def check_maildir(top: str, done: int) -> str:
-    subjects = [message["Subject"] for message in mailbox.Maildir(f"{top}/maildir", create=False)]
-    return "" if len(set(subjects)) == len(subjects) == done else f"{len(subjects)} messages, {done} delivered"
+    return _check_mail(mailbox.Maildir(f"{top}/maildir", create=False), done)
 
 
 def use_git(top: str, who: str, until: float) -> int:

@@ -326,12 +326,67 @@ def test_status_says_where_locks_hold(file: str, mount: MakeMount) -> None:
 def test_whoever_gets_a_lock_sees_what_was_written_under_it(how: str, file: str, mount: MakeMount) -> None:
     """Pages are cached until a change is reported: to read them is right only until the next lock."""
     m, other = mount(), mount()
-    places = [m.at(file), other.at(file), m.real(file)]
-    with User(UID) as one, User(UID) as two, User(UID) as three:
-        actors = [Actor(user, path) for user, path in zip((one, two, three), places, strict=True)]
+    increase_in_turns(how, [(UID, m.at(file)), (UID, other.at(file)), (UID, m.real(file))])
+
+
+@pytest.mark.parametrize("how", KINDS)
+def test_whoever_gets_a_lock_sees_what_was_written_in_another_view(how: str, file: str, mount: MakeMount) -> None:
+    """The change is the daemon's own, and its kernel has pages of the file for the other view."""
+    m = mount("-o", f"views={UID}:{UID} 3002:{UID}")
+    os.chmod(m.real(file), 0o660)
+    increase_in_turns(how, [(uid, m.at(f"@{uid}", file)) for uid in (UID, 3002)])
+
+
+def increase_in_turns(how: str, places: list[tuple[int, str]]) -> None:
+    with contextlib.ExitStack() as stack:
+        actors = [Actor(stack.enter_context(User(uid, UID)), path) for uid, path in places]
         for number in range(200):
             for actor in actors:
                 assert actor.user.do(increase, actor.fd, how) == number * len(actors) + actors.index(actor)
+
+
+@pytest.mark.parametrize("how", KINDS)
+def test_whoever_only_reads_under_a_lock_sees_each_write(how: str, file: str, mount: MakeMount) -> None:
+    """A write of one's own would make the kernel look at the file again."""
+    m, other = mount(), mount()
+    os.chmod(m.real(file), 0o660)
+    with User(UID) as one, User(3002, UID) as two:
+        for path, read_at in itertools.product((m.at(file), m.real(file)), (other.at(file), m.at(file))):
+            writer, reader = Actor(one, path), Actor(two, read_at)
+            for number in range(100):
+                writer.user.do(write_number, writer.fd, how, number)
+                assert reader.user.do(read_number, reader.fd, how) == number, (path, read_at)
+
+
+@pytest.mark.parametrize("how", [*KINDS, "without a lock"])
+def test_what_is_written_in_one_view_is_seen_in_another_that_has_the_file_open(
+    how: str, file: str, mount: MakeMount
+) -> None:
+    """At once under a lock, and else when the kernel has dropped its pages. Fixed views cache what they have read."""
+    m = mount("-o", f"views={UID}:{UID} 3002:{UID}")
+    os.chmod(m.real(file), 0o660)
+    with User(UID) as one, User(3002, UID) as two:
+        writer, reader = Actor(one, m.at(f"@{UID}", file)), Actor(two, m.at("@3002", file))
+        for number in range(30):
+            if how in KINDS:
+                writer.user.do(write_number, writer.fd, how, number)
+                assert reader.user.do(read_number, reader.fd, how) == number
+            else:
+                writer.user.do(os.pwrite, writer.fd, b"%-20d" % number, 0)
+                wait_until(lambda: int(reader.user.do(os.pread, reader.fd, 20, 0)) == number, 1)  # noqa: B023
+
+
+def write_number(fd: int, how: str, number: int) -> None:
+    lock(fd, how, WRITE, wait=True)
+    os.pwrite(fd, b"%-20d" % number, 0)
+    lock(fd, how, NONE)
+
+
+def read_number(fd: int, how: str) -> int:
+    lock(fd, how, READ, wait=True)
+    number = int(os.pread(fd, 20, 0))
+    lock(fd, how, NONE)
+    return number
 
 
 def increase(fd: int, how: str) -> int:
@@ -363,7 +418,7 @@ def test_who_waits_has_a_share(file: str, mount: MakeMount, user: MakeUser) -> N
         a, c = Actor(one, m.at(file)), Actor(three, m.at(file))
         assert a.try_lock("fcntl", WRITE, (0, 1)) == "done"
         two.start(wait_in_many_threads, m.at(file), MOST_OF_ONE + 10)
-        wait_until(lambda: "locks waited for" in m.log)
+        wait_until(lambda: "requests for locks waiting" in m.log)
         c.wait("ofd", READ)
         assert c.has_waited() == "waits"
         assert a.try_lock("fcntl", NONE) == "done"

@@ -51,3 +51,10 @@ def test_shares_are_true_while_something_is_held() -> None:
     assert shares
     shares.give_back("ann")
     assert not shares
+
+
+def test_one_is_taken_for_a_while() -> None:
+    shares: Shares[int] = Shares(2)
+    with shares.taken(1):
+        assert shares.held == {1: 1}
+    assert not shares
