@@ -322,7 +322,8 @@ def unseen(request: pytest.FixtureRequest, tree: str, base: str) -> Iterator[tup
             # `cloakfs status` prints it.
             wait_until(lambda: "have their primary group alone" in json.loads(state.read_text())["access"])
         finally:
-            subprocess.run([*enter, "umount", path], check=True)
+            if subprocess.run([*enter, "umount", path], check=False).returncode:
+                daemon.kill()  # and with it the namespace, or else this would wait for it for ever
             _, rest = daemon.communicate(timeout=60)
         assert (said + rest).count("it has its primary group alone") == 1, said + rest
 
