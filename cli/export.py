@@ -20,6 +20,8 @@ from cloakfs.audit.precheck import aliases, precheck
 from cloakfs.config.errors import Location, Remark
 from cloakfs.config.files import files_of, read_all
 from cloakfs.config.options import Export
+from cloakfs.exportmode import Server
+from cloakfs.fuse.compatibility import offers_locks
 from cloakfs.fuse.detach import KINDS
 from cloakfs.linux import mountinfo, ownfiles, process
 from cloakfs.messages import printable
@@ -29,6 +31,7 @@ from cloakfs.nfs.guard import VERSION, Guard, control_path, take_down
 from cloakfs.nfs.hosts import unresolved
 from cloakfs.nfs.plan import Mount, Plan, ServerKind, absolute, mount_name, plan
 from cloakfs.nfs.server import NfsServer, ServerError
+from cloakfs.reasons import who_locks
 from cloakfs.state.runtime import STATE_DIR, mounted
 from cloakfs.state.versions import is_known, refusal
 from cloakfs.tree.views import accounts_of
@@ -112,6 +115,12 @@ class _Service:
             return knfsd.Knfsd(self.protocols, still_exported)
         server = ganesha.Ganesha(self.state_dir, port=self.port, bind_addr=self.bind, protocols=self.protocols)
         return GaneshaServer(server, self.ids)
+
+    def where_locks_hold(self) -> str:
+        """Return in words where the locks of clients will hold."""
+        kind = Server.KNFSD if self.server == "knfsd" else Server.GANESHA
+        local = self.make_server(()).wants_local_locks()
+        return who_locks(offers_locks and not local, kind, local=local)
 
     def config(self, made: Plan) -> str:
         """Return the text of the server's configuration.
@@ -231,6 +240,7 @@ def plan_command(*, as_json: bool, **given: Any) -> None:
                     {"path": m.path, "client": m.client, "source": m.source, "views": m.kind} for m in made.mounts
                 ],
                 "configuration": config,
+                "locks": service.where_locks_hold(),
                 "problems": [str(problem) for problem in made.problems],
                 "warnings": [str(warning) for warning in made.warnings],
             }
@@ -239,6 +249,7 @@ def plan_command(*, as_json: bool, **given: Any) -> None:
         _print_table([(m.path, m.client, m.source, m.kind) for m in made.mounts])
         if not made.problems:
             click.echo(f"\n# configuration of {made.server}\n{printable_lines(config)}", nl=False)
+            click.echo(f"\n# locks of clients\n{service.where_locks_hold()}")
         _print_remarks(made)
     sys.exit(WRONG if made.problems else 0)
 
@@ -496,6 +507,10 @@ def _show(answer: dict[str, Any], *, with_warnings: bool) -> None:
         rows.append((mount["path"], mount["client"], mount["source"], mount["views"], state))
     _print_table(rows, "state")
     click.echo(printable(f"{answer['server']}: {services.problem_of(answer) or 'answers'}"))
+    held = sorted({mount.get("locks", "") for mount in answer["mounts"]} - {""})  # a guard of 0.1.0 does not know
+    for where in held:
+        of = [mount["path"] for mount in answer["mounts"] if mount["locks"] == where] if held[1:] else []
+        click.echo(printable(": ".join(["locks", *([", ".join(of)] if of else []), where])))
     if with_warnings:
         for warning in answer["warnings"]:
             click.echo(printable(f"warning: {warning}"), err=True)

@@ -86,8 +86,8 @@ class GaneshaServer:
         return served.ServiceProblems(mounts=await served.each(mounts, problem))
 
     def wants_local_locks(self) -> bool:
-        """No: its mounts have them in any case."""
-        return False
+        """Yes: what clients have locked shows only in locks that the kernel handles (`ganeshastate`)."""
+        return True
 
     async def hold(self) -> None:
         """Have clients wait that have files open of what was unmounted just now; the others get an error."""

@@ -715,6 +715,7 @@ class Guard:
         answers = await self._find_problems(
             [watched.mount for watched in self._watched.values() if not watched.problem]
         )
+        daemons = await trio.to_thread.run_sync(mounted)
         return {
             "pid": os.getpid(),
             "server": self._plan.server,
@@ -729,6 +730,7 @@ class Guard:
                     "pid": watched.pid,
                     "since": watched.since,
                     "restarts": watched.restarts,
+                    "locks": _where_locks_hold(watched.mount, daemons),
                     **_problem(watched.problem or answers.mounts.get(watched.mount.path)),
                 }
                 for watched in sorted(self._watched.values(), key=lambda watched: watched.mount.path)
@@ -740,6 +742,12 @@ class Guard:
 def _problem(problem: str | None) -> dict[str, str | None]:
     """Return what is wrong, ready for JSON: also as `complaint`, which scripts and earlier versions read."""
     return {"problem": problem, "complaint": problem}
+
+
+def _where_locks_hold(mount: Mount, daemons: Mapping[str, Mounted]) -> str:
+    """Return in words where the locks of its clients hold, as its daemon says; "" if there is none."""
+    daemon = daemons.get(ownfiles.realpath(mount.path))
+    return "" if daemon is None else daemon.locks
 
 
 def control_path(run_dir: str) -> str:

@@ -140,6 +140,7 @@ class Tree:
         self._places: dict[tuple[int, int], list[str]] = defaultdict(list)
         for path, info in self.infos.items():
             self._places[info.st_dev, info.st_ino].append(path)
+        self._seen: dict[tuple[View, Caller, str], bool] = {}
 
     def places(self, info: os.stat_result) -> list[str]:
         """Return all paths of an object."""
@@ -149,6 +150,18 @@ class Tree:
         """Return the paths of an object and of all directories above it, without the top, which is never hidden."""
         parts = path.split("/") if path else []
         return ["/".join(parts[: n + 1]) for n in range(len(parts))]
+
+    def shows(self, view: View, who: Caller, path: str) -> bool:
+        """Whether this identity sees what is at the path, and all directories above."""
+        if not path:
+            return True
+        known = self._seen.get((view, who, path))
+        if known is None:
+            info = self.infos[path]
+            attrs = Attrs(os.path.basename(path), info.st_mode, ServerId(info.st_uid), ServerId(info.st_gid))
+            above = self.shows(view, who, os.path.dirname(path))
+            known = self._seen[view, who, path] = above and view.policy.visible(who, attrs)
+        return known
 
     def acl(self, path: str, name: str = "system.posix_acl_access") -> bytes:
         """Return an ACL, as the extended attribute of this name has it; nothing if there is none."""
@@ -179,6 +192,14 @@ class Tree:
             if (tag == 4 and info.st_gid in who.groups) or (tag == 8 and entry_id in who.groups)
         ]
         return any(of_groups) if of_groups else bool(info.st_mode & stat.S_IXOTH)
+
+
+class Moment(NamedTuple):
+    """What is true while nothing else runs; `viewers` are client uids, by what they may ask the kernel about."""
+
+    tree: Tree
+    time: float
+    viewers: dict[int, set[int]]
 
 
 class Oracle:
@@ -321,28 +342,31 @@ class Oracle:
             await wait_in_loop(self._is_done, _QUIET_SECONDS)
         except AssertionError:
             self._report("something is still pending")
-        self._check([*list(self.names), *list(self.attributes)])
-        self._check_kept(list(self.kept))
-        self._check_acls(list(self.acls))
+        now = self._moment()
+        self._check(now, [*list(self.names), *list(self.attributes)])
+        self._check_kept(now, list(self.kept))
+        self._check_acls(now, list(self.acls))
 
     def check_new(self) -> None:
         """Check what was told since the last time, unless there are changes that the daemon need not know of yet.
 
         It has to hold also for those who get there by names that the kernel has yet to invalidate.
         """
-        if self._is_told():
-            self._check(self._new)
+        if (self._new or self._listed or self._new_kept or self._new_acls) and self._is_told():
+            now = self._moment()
+            self._check(now, self._new)
             if self._is_done():
-                self._check([], self._listed)
-                self._check_kept([nodeid for nodeid in self._new_kept if nodeid in self.kept])
-                self._check_acls([fact for fact in self._new_acls if fact in self.acls])
+                self._check(now, [], self._listed)
+                self._check_kept(now, [nodeid for nodeid in self._new_kept if nodeid in self.kept])
+                self._check_acls(now, [fact for fact in self._new_acls if fact in self.acls])
         self._new, self._listed, self._new_kept, self._new_acls = [], [], set(), set()
 
-    def _check(self, facts: Sequence[Name | int], listed: Sequence[tuple[Name, Caller]] = ()) -> None:
-        if not (facts or listed):
-            return
+    def _moment(self) -> Moment:
         linux.act_as_daemon()
-        tree, now, hearers = Tree(self._top), trio.current_time(), self._hearers()
+        return Moment(Tree(self._top), trio.current_time(), self._hearers())
+
+    def _check(self, moment: Moment, facts: Sequence[Name | int], listed: Sequence[tuple[Name, Caller]] = ()) -> None:
+        tree, now, hearers = moment
         for fact in facts:
             if isinstance(fact, tuple):
                 entry = self.names.get(fact)
@@ -356,7 +380,7 @@ class Oracle:
             _, view, obj = self._find(parent)
             for place in self._places(tree, obj):
                 there = os.path.join(place, os.fsdecode(name))
-                if view is not None and there in tree.infos and not self._sees(view, who, tree, there):
+                if view is not None and there in tree.infos and not tree.shows(view, who, there):
                     self._report(f"{there} is listed, and hidden from {who}")
 
     def check_names_in(self, nodeid: int, ctx: RequestContext) -> None:
@@ -402,7 +426,7 @@ class Oracle:
         there = os.path.join(places[0], os.fsdecode(name[1]))
         info = tree.infos.get(there)
         if not entry.nodeid:
-            if info is not None and (view.fixed is None or self._sees(view, view.fixed, tree, there)):
+            if info is not None and (view.fixed is None or tree.shows(view, view.fixed, there)):
                 self._report(f"{there} is cached as absent")
             if view.fixed is None and view.policy.hides and not self._shows_all(view, hearers, tree, places[0]):
                 self._report(f"the negative dentry {there} is cached in a view that hides something")
@@ -412,7 +436,7 @@ class Oracle:
             self._report(f"{there} is cached, and leads elsewhere")
             return
         for who in self._identities(view, hearers, tree, there):
-            if not self._sees(view, who, tree, there):
+            if not tree.shows(view, who, there):
                 self._report(f"the name {there} is cached for {hearers}, and hidden from {who}")
                 break
             if not tree.may_search(who, places[0]):
@@ -432,19 +456,16 @@ class Oracle:
         ) or set_id & ~real.mode:  # fmt: skip
             self._report(f"{told} is cached of {places}, which is {real}")
         for who in self._identities(view, hearers, tree, *places):
-            if not any(self._sees(view, who, tree, place) for place in places):
+            if not any(tree.shows(view, who, place) for place in places):
                 self._report(
                     f"the attributes of {places} are cached for {hearers}, and hidden from {who} "
                     f"(references: {obj.lookups}, views: {set(obj.cached_in)}, {told})"
                 )
                 break
 
-    def _check_acls(self, facts: Sequence[tuple[int, bytes]]) -> None:
+    def _check_acls(self, moment: Moment, facts: Sequence[tuple[int, bytes]]) -> None:
         """Check these ACLs that the kernel keeps."""
-        if not facts:
-            return
-        linux.act_as_daemon()
-        tree, hearers = Tree(self._top), self._hearers()
+        tree, _, hearers = moment
         for nodeid, name in facts:
             _, view, obj = self._find(nodeid)
             places = self._places(tree, obj)
@@ -454,7 +475,7 @@ class Oracle:
             if (view.acl_out(real) if real else b"") != self.acls[nodeid, name]:
                 self._report(f"another ACL is kept of {places}")
             for who in self._identities(view, hearers[nodeid], tree, *places):
-                if not any(self._sees(view, who, tree, place) for place in places):
+                if not any(tree.shows(view, who, place) for place in places):
                     self._report(f"the ACL of {places} is kept for {hearers[nodeid]}, and hidden from {who}")
                     break
 
@@ -462,15 +483,12 @@ class Oracle:
         """Whether these hearers are one uid, and it sees everything in the directory, whatever its groups are."""
         inside = [path for path in tree.infos if path and os.path.dirname(path) == directory]
         return len(hearers - {ALL_VIEWERS}) == len(hearers) == 1 and all(
-            self._sees(view, who, tree, path) for path in inside for who in self._identities(view, hearers, tree, path)
+            tree.shows(view, who, path) for path in inside for who in self._identities(view, hearers, tree, path)
         )
 
-    def _check_kept(self, directories: Sequence[int]) -> None:
+    def _check_kept(self, moment: Moment, directories: Sequence[int]) -> None:
         """Check the entries that the kernel keeps of these directories."""
-        if not directories:
-            return
-        linux.act_as_daemon()
-        tree = Tree(self._top)
+        tree = moment.tree
         for directory in directories:
             _, view, obj = self._find(directory)
             for place in self._places(tree, obj):
@@ -480,19 +498,9 @@ class Oracle:
                     if there not in tree.infos:
                         self._report(f"the kernel keeps the entry {there}, which is gone")
                     elif view is not None and not all(
-                        self._sees(view, who, tree, there) for who in self._identities(view, readers, tree, there)
+                        tree.shows(view, who, there) for who in self._identities(view, readers, tree, there)
                     ):
                         self._report(f"the kernel keeps the entry {there} for {readers}, and it is hidden from some")
-
-    @staticmethod
-    def _sees(view: View, who: Caller, tree: Tree, path: str) -> bool:
-        """Whether this identity sees what is at the path, and all directories above."""
-        for part in tree.chain(path):
-            info = tree.infos[part]
-            attrs = Attrs(os.path.basename(part), info.st_mode, ServerId(info.st_uid), ServerId(info.st_gid))
-            if not view.policy.visible(who, attrs):
-                return False
-        return True
 
     @staticmethod
     def _identities(view: View, hearers: set[int], tree: Tree, *paths: str) -> Iterator[Caller]:

@@ -1,9 +1,11 @@
 """Locks of NFSv4 clients are locks on the real tree, where the server does not serve NFSv3."""
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyfuse3
 import pytest
@@ -11,7 +13,8 @@ import pytest
 from cloakfs.nfs import nfsdrestart
 from tests.agents import User
 from tests.mount.test_locks import READ, SECONDS, WRITE, Actor, locks_of_status
-from tests.nfs.knfsd.fixtures import Share, nfs_mounted, sh
+from tests.nfs.knfsd.fixtures import EXPORTS, Share, nfs_mounted, sh
+from tests.nfs.reloads import run
 
 ANN = 1000
 
@@ -34,6 +37,19 @@ def without_nfsv3() -> Iterator[None]:
         sh("rpc.nfsd", "--nfs-version", "3", threads)
 
 
+def say_where_locks_hold(tree: Share, start: str) -> bool:
+    """Whether the mount, its service, and a plan of the service all say so of it."""
+    (of_mount,) = (one["locks"] for one in run_json("export", "status")["mounts"] if one["path"] == tree.path)
+    return all(
+        said.startswith(start)
+        for said in (locks_of_status(tree.path), of_mount, run_json("export", "plan", EXPORTS)["locks"])
+    ) and f"locks: {of_mount}\n" in run("export", "status").stdout  # fmt: skip
+
+
+def run_json(*words: str) -> dict[str, Any]:
+    return dict(json.loads(run(*words, "--json").stdout))
+
+
 def prepare(tree: str) -> None:
     os.chmod(tree, 0o1777)
     Path(tree, "file").write_text("x")
@@ -44,7 +60,7 @@ def prepare(tree: str) -> None:
 def test_a_client_and_a_program_on_the_server(how: str, share: Callable[..., Share]) -> None:
     with without_nfsv3():
         tree = share("rw,no_client_cache", prepare)
-        assert locks_of_status(tree.path).startswith("on the real tree")
+        assert say_where_locks_hold(tree, "on the real tree")
         with nfs_mounted(tree, "4.2") as place, User(ANN) as here, User(ANN) as there:
             client, program = Actor(here, f"{place}/file"), Actor(there, tree.real("file"))
             assert client.try_lock(how, WRITE) == "done"
@@ -59,4 +75,4 @@ def test_a_client_and_a_program_on_the_server(how: str, share: Callable[..., Sha
 
 def test_with_nfsv3_the_kernel_keeps_them(share: Callable[..., Share]) -> None:
     tree = share("rw", prepare)
-    assert locks_of_status(tree.path).startswith("within this mount alone: NFSv3 is served")
+    assert say_where_locks_hold(tree, "within this mount alone: NFSv3 is served")
