@@ -10,6 +10,7 @@ import trio
 from pyfuse3 import FileHandleT, FileInfo, FlagT, FUSEError, InodeT, RequestContext
 
 from .. import linux
+from ..fuse.compatibility import without_flush
 from ..tree import calls
 from ..tree.request import Request
 from .core import Core
@@ -102,7 +103,13 @@ class DataOperations(Core):
             except BaseException:
                 self._close(fh)
                 raise
-        return FileInfo(fh=fh, keep_cache=keeps, direct_io=self.ganesha or _may_have_more(at, flags))
+        opened = FileInfo(fh=fh, keep_cache=keeps, direct_io=self.ganesha or _may_have_more(at, flags))
+        # FLUSH releases what the process has locked by this or by another descriptor of the file. RELEASE does so for
+        # what is locked by this one, which is as good where nothing has been locked yet and this does not write.
+        is_only_read = flags & os.O_ACCMODE == os.O_RDONLY
+        if is_only_read and at.obj.filesystem.has_posix_rules and at.obj not in self.locks.by_object:
+            return without_flush(opened)
+        return opened
 
     def _reopen(self, at: Request, flags: int) -> int:
         only_reads = not flags & (os.O_ACCMODE | os.O_TRUNC | os.O_NOATIME) and stat.S_ISREG(at.info.st_mode)

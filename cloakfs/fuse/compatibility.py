@@ -85,6 +85,13 @@ offers_locks = hasattr(pyfuse3, "FileLock")
 """Whether the daemon can have locks for its clients on the real files (only with the patch)."""
 
 
+def without_flush(opened: FileInfo) -> FileInfo:
+    """Return the answer to an OPEN or CREATE after which the kernel sends no FLUSH, if pyfuse3 is patched."""
+    if offers_locks:
+        cast(Any, opened).noflush = True
+    return opened
+
+
 def opened(fh: int, *, keep_cache: bool) -> FileHandleT:
     """Return the answer to an OPENDIR after which the kernel caches the entries, and uses those that it has."""
     info: Any = FileInfo(fh=FileHandleT(fh), keep_cache=keep_cache)

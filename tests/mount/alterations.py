@@ -27,6 +27,7 @@ from cloakfs.accounts import groups
 from cloakfs.background.systemd import Supervisor
 from cloakfs.cloak import CloakDef, CloakList, Condition
 from cloakfs.filesystem import attributes, core, directories
+from cloakfs.filesystem.locks import LockOperations
 from cloakfs.filesystem.operation import operation
 from cloakfs.fuse import compatibility, loop
 from cloakfs.kernelcache import changes, invalidation, notifier, timeouts
@@ -211,6 +212,18 @@ class _Looked(trio.abc.Instrument):
             self._longest = self.looked
             with open(self._path, "w", encoding="ascii") as file:
                 print(self._longest, file=file)
+
+
+def count_flushes(path: str) -> None:
+    """Append a line to a file for each FLUSH."""
+    needs = LockOperations.needs_flush
+
+    def counted(self: LockOperations, *args: Any) -> bool:
+        linux.act_as_daemon()
+        _append(path, "flush")
+        return needs(self, *args)
+
+    replace(LockOperations, "needs_flush", counted)
 
 
 def count_views_checked(path: str) -> None:

@@ -14,6 +14,7 @@ import struct
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pyfuse3
@@ -23,6 +24,7 @@ from cloakfs.filesystem.lockholders import MOST_OF_ONE
 from cloakfs.tuning import Tuning
 from tests.agents import User, read
 from tests.campaign import locks as campaign
+from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, is_mounted, mounted, run, unmount
 from tests.mount.test_caching import CLOAKED, requests
 from tests.waiting import wait_until
@@ -473,6 +475,55 @@ def test_no_request_at_close_without_locks(file: str, mount: MakeMount, user: Ma
     before = requests(m)
     owner.do(read, m.at(file))
     assert "unlock" not in requests(m) - before
+
+
+def test_reading_a_file_that_nobody_locks_takes_no_flush(file: str, mount: MakeMount, tmp_path: Path) -> None:
+    flushes = tmp_path / "flushes"
+    flushes.write_text("")
+    with daemons_with(partial(alterations.count_flushes, str(flushes))):
+        m = mount()
+
+    def count(flags: int) -> int:
+        before = len(flushes.read_text().splitlines())
+        with User(UID) as reader:
+            reader.do(os.close, reader.do(os.open, m.at(file), flags))
+        return len(flushes.read_text().splitlines()) - before
+
+    assert [count(flags) for flags in (os.O_RDONLY, os.O_RDWR, os.O_WRONLY)] == [0, 1, 1]
+    with User(UID) as other:
+        held = Actor(other, m.at(file))
+        assert held.try_lock("fcntl", READ) == "done"
+        assert count(os.O_RDONLY) == 1
+
+
+def test_a_file_that_is_only_read_is_unlocked_as_it_is_closed(file: str, mount: MakeMount) -> None:
+    """Each time at once, though the kernel does not wait for the daemon when the file is closed."""
+    m = mount()
+    with User(UID) as one, User(UID) as two:
+        writer = Actor(two, m.at(file))
+        for _ in range(200):
+            reader = Actor(one, m.at(file), os.O_RDONLY)
+            assert reader.try_lock("fcntl", READ) == "done"
+            assert writer.try_lock("fcntl", WRITE) == "EAGAIN"
+            one.do(os.close, reader.fd)
+            assert writer.try_lock("fcntl", WRITE) == "done"
+            assert writer.try_lock("fcntl", NONE) == "done"
+
+
+def test_locks_outlive_what_was_open_for_reading_before(file: str, mount: MakeMount) -> None:
+    """Not so what was opened for writing, or when the lock was there: then it is as on the bare tree."""
+
+    def is_locked(place: str, flags: int, *, before: bool) -> bool:
+        with User(UID) as one, User(UID) as two:
+            other = one.do(os.open, place, flags) if before else -1
+            assert Actor(one, place).try_lock("fcntl", WRITE) == "done"
+            one.do(os.close, other if before else one.do(os.open, place, flags))
+            return Actor(two, place).try_lock("fcntl", WRITE) == "EAGAIN"
+
+    m = mount()
+    for flags, before in itertools.product((os.O_RDONLY, os.O_RDWR), (False, True)):
+        assert not is_locked(m.real(file), flags, before=before)
+        assert is_locked(m.at(file), flags, before=before) == (flags == os.O_RDONLY and before)
 
 
 def test_who_locks_very_many_ranges_has_a_share(file: str, mount: MakeMount) -> None:
