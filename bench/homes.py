@@ -1,22 +1,35 @@
-"""Homes, as on a login host: one for each user, of mode 0700, so that no other user sees what is in it."""
+"""What is for some users alone: homes, as on a login host, each of mode 0700, and the directory of a group."""
 
 import os
 
 from .tree import BLOCK, OWNER, RIGHTS, WORKER, Rights, Sizes, make_directory, make_file, make_many
 
-HOME = "home"
-"""The kind of files, beside those that `tree` knows."""
+HOME, TEAM = "home", "team"
+"""The kinds of files, beside those that `tree` knows."""
 
 USERS = 20
 """Their server ids begin with the worker's."""
+
+MEMBERS = 2
+"""So many of them, the worker first, are in the group of the team."""
+
+TEAM_GID = WORKER + USERS - 1
+"""The group's server id, which peers map like those of the users."""
 
 DIRECTORIES = tuple(os.path.join("src", f"part-{i}", *["sub"] * (i % 5)) for i in range(10))
 """Where a user's files are, below the project: up to six levels deep."""
 
 
 def rights_of(kind: str, user: int = 0) -> Rights:
-    """Return owner and modes of files of this kind; in homes, of those in the home of one user. The worker is 0."""
+    """Return owner and modes of files of this kind; in homes and the team, of those of one user. The worker is 0."""
+    if kind == TEAM:
+        return Rights(WORKER + user, TEAM_GID, 0o2770, 0o660)
     return Rights(WORKER + user, WORKER + user, 0o700, 0o600) if kind == HOME else RIGHTS[kind]
+
+
+def groups_of(kind: str) -> list[int]:
+    """Return in which groups, beside their own, users are who work on files of this kind: their server ids."""
+    return [TEAM_GID] if kind == TEAM else []
 
 
 def place_of(kind: str, user: int = 0) -> str:

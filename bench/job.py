@@ -75,7 +75,7 @@ class Work(Piece):
     Attributes:
         make: makes the job, in that directory.
         clients: so many at once.
-        users: each client is another user, in a home of that user's.
+        users: each client is another user, in a home of that user's or in the directory of the team.
         reads_data: it needs a large file.
         counted: whether its requests are counted, too.
         thorough: also with peers that differ little.

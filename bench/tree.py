@@ -40,7 +40,8 @@ RIGHTS = {"public": Rights(OWNER, OWNER, 0o755, 0o644), "private": Rights(OWNER,
 class Sizes:
     """How much of everything there is; `settle` is how many seconds daemons get to come to rest.
 
-    `own` and `others` are how many files there are in each directory of the worker's home, and of the others' homes.
+    `own` and `others` are how many files there are in each directory of the worker's home, and of the others' homes;
+    `shared`, in the directory of the team.
     """
 
     listed: int = 1000
@@ -52,9 +53,12 @@ class Sizes:
     settle: float = 1.0
     own: int = 50
     others: int = 5
+    shared: int = 300
 
 
-QUICK = Sizes(listed=20, directories=3, per_directory=5, mib=1, known=200, batch=5, settle=0.05, own=2, others=1)
+QUICK = Sizes(
+    listed=20, directories=3, per_directory=5, mib=1, known=200, batch=5, settle=0.05, own=2, others=1, shared=4
+)
 
 
 def make_directory(path: str, rights: Rights) -> None:

@@ -7,8 +7,8 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from . import work_in_homes
-from .homes import HOME, USERS, rights_of
+from . import work_in_homes, work_in_team
+from .homes import HOME, MEMBERS, TEAM, USERS, rights_of
 from .job import PINNED, UNPINNED, Job, JobInputs, Make, Work, create_one, list_one, mix, nothing, read_one
 from .tree import BLOCK, KINDS, PACKAGE
 from .work_that_changes import CHANGES
@@ -219,6 +219,9 @@ def all_work(heavy_rounds: int) -> dict[str, Work]:
         add(what, home, "file by file", "files", make)
     add("create+write+unlink", home, "file by file", "files", _create_write_unlink)
     add("create", everywhere, "file by file", "files", _create)
+    members: dict[str, Any] = {"clients": MEMBERS, "users": True}
+    for what, (unit, make) in work_in_team.WORK.items():
+        add(what, (TEAM,), "file by file", unit, make, settings=(PINNED,), counted=False, **members)
     for what, (unit, make) in CHANGES.items():
         add(what, ("private", HOME), "changes", unit, make, settings=(PINNED,), rounds=heavy_rounds, counted=False)
     data = {"rounds": heavy_rounds, "reads_data": True}

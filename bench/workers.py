@@ -12,10 +12,10 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Self, TypeVar, cast
 
-from .homes import place_of
+from .homes import groups_of, place_of
 from .job import JobInputs, Work
 from .peers import Peer
-from .tree import Sizes
+from .tree import WORKER, Sizes
 
 T = TypeVar("T")
 
@@ -176,7 +176,7 @@ def _live(
     try:
         os.sched_setaffinity(0, cpus)
         user = client if work.users else 0
-        become(peer.uid + user)
+        become(peer.uid + user, [gid + peer.uid - WORKER for gid in groups_of(work.kind)])
         os.chdir(os.path.join(peer.path, place_of(work.kind, user)))
         batch, before, after, warm = work.make(JobInputs(sizes, work.kind, data, client))
         if warm:

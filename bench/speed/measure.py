@@ -12,10 +12,11 @@ from functools import partial
 
 from .. import tree
 from ..figures import Run
-from ..homes import HOME, prepare_homes
+from ..homes import HOME, TEAM, prepare_homes
 from ..job import PINNED, UNPINNED, Work
 from ..peers import FIXED, MANY, NULL, PEERS, PLAIN, UNCACHED, Peer, Skipped, does, place
 from ..tree import Sizes
+from ..work_in_team import prepare_team
 from ..workers import ClientProcesses, WorkError, done_as, undisturbed
 from .overnfs import measure_over_nfs
 from .plan import GROWTH, IDLE, REQUESTS, Schedule
@@ -85,6 +86,8 @@ def _set_up(
         tree.prepare(top, plan.sizes, plan.package, many=bool(many & set(tree.KINDS)))
         if HOME in kinds:
             prepare_homes(top, plan.sizes, many=HOME in many)
+        if TEAM in kinds:
+            prepare_team(top, plan.sizes)
         with undisturbed(), _skipping(name, run, report):
             waiting.append((name, PEERS[name](stack, name, top, at)))
     peers = []

@@ -104,12 +104,18 @@ class DataOperations(Core):
                 self._close(fh)
                 raise
         opened = FileInfo(fh=fh, keep_cache=keeps, direct_io=self.ganesha or _may_have_more(at, flags))
-        # FLUSH releases what the process has locked by this or by another descriptor of the file. RELEASE does so for
-        # what is locked by this one, which is as good where nothing has been locked yet and this does not write.
-        is_only_read = flags & os.O_ACCMODE == os.O_RDONLY
-        if is_only_read and at.obj.filesystem.has_posix_rules and at.obj not in self.locks.by_object:
-            return without_flush(opened)
-        return opened
+        return without_flush(opened) if self._leaves_out_flush(at, flags) else opened
+
+    def _leaves_out_flush(self, at: Request, flags: int) -> bool:
+        """Whether the kernel need not report each close(2) of a file that is being opened.
+
+        FLUSH releases what the process has locked by this or by another descriptor of the file. RELEASE does so for
+        what is locked by this one, which is as good where nothing has been locked yet and this does not write. But an
+        NFS server opens a file once for all clients, and FLUSH says whose locks are over.
+        """
+        only_reads = flags & os.O_ACCMODE == os.O_RDONLY
+        is_local = at.obj.filesystem.has_posix_rules and not self.exported
+        return only_reads and is_local and at.obj not in self.locks.by_object
 
     def _reopen(self, at: Request, flags: int) -> int:
         only_reads = not flags & (os.O_ACCMODE | os.O_TRUNC | os.O_NOATIME) and stat.S_ISREG(at.info.st_mode)

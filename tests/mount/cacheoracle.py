@@ -404,17 +404,20 @@ class Oracle:
         for (parent, _), entry in list(self.names.items()):
             if entry.until > now and entry.nodeid:
                 leads_to[parent].add(entry.nodeid)
-        hearers: dict[int, set[int]] = defaultdict(set)
         of_acls = (nodeid for nodeid, _ in list(self.acls))
         of_names = (parent for parent, _ in list(self.names))
+        begins: dict[int, list[int]] = defaultdict(list)  # client uid -> nodeids
         for nodeid in {*self.told, *self.attributes, *of_acls, *of_names, *self.above}:
             obj = self._find(nodeid)[2]
-            who = self.told.get(nodeid, set()) | ({obj.audience} - {NO_VIEWER} if obj is not None else set())
-            todo = [nodeid]
+            for uid in self.told.get(nodeid, set()) | ({obj.audience} - {NO_VIEWER} if obj is not None else set()):
+                begins[uid].append(nodeid)
+        hearers: dict[int, set[int]] = defaultdict(set)
+        for uid, nodeids in begins.items():
+            todo = [*nodeids]
             while todo:
                 at = todo.pop()
-                if not who <= hearers[at]:
-                    hearers[at] |= who
+                if uid not in hearers[at]:
+                    hearers[at].add(uid)
                     todo += leads_to[at]
         return hearers
 

@@ -1,4 +1,4 @@
-"""The homes that the benchmark works in: who sees what in them, and what the login host counts."""
+"""What the benchmark works in that is for some users alone: homes, and the directory of a group."""
 
 import contextlib
 import os
@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.homes import HOME, USERS, names, place_of, prepare_homes
+from bench.homes import HOME, MEMBERS, TEAM, TEAM_GID, USERS, names, place_of, prepare_homes
 from bench.peers import BARE, MANY, PEERS, Peer, place
 from bench.tree import QUICK, WORKER
 from bench.work import all_work
+from bench.work_in_team import WORK, prepare_team
 from bench.workers import ClientProcesses, WorkError
 from tests.agents import User
 
@@ -28,6 +29,7 @@ def peer() -> Iterator[Callable[[str], Peer]]:
         def mount(name: str) -> Peer:
             tree, at = place(stack, str(base), name)
             prepare_homes(tree, QUICK, many=True)
+            prepare_team(tree, QUICK)
             return PEERS[name](stack, name, tree, at)()
 
         yield mount
@@ -64,6 +66,31 @@ def test_each_client_of_the_login_host_works_in_a_home_of_its_own(peer: Callable
         workers.go()
     written = {path for path in files if path.stat().st_mtime_ns > before[path]}
     assert written == {path for path in files if "/user-00/" not in str(path)}
+
+
+@pytest.mark.parametrize("name", [BARE, MANY])
+def test_members_of_a_team_work_on_files_of_both(peer: Callable[[str], Peer], name: str) -> None:
+    """All files are as before, afterwards."""
+    mounted = peer(name)
+    team = Path(mounted.tree, TEAM)
+    before = {path.name: (path.stat().st_uid, path.read_bytes()) for path in team.iterdir()}
+    assert {uid for uid, _ in before.values()} == {WORKER + number for number in range(MEMBERS)}
+    for what in WORK:
+        work = all_work(1)[f"{what} {TEAM}"]
+        with ClientProcesses(work, mounted, QUICK, "", 0.001, os.sched_getaffinity(0)) as workers:
+            units, rate = workers.go()
+        assert units >= MEMBERS * QUICK.shared
+        assert rate > 0
+    assert {path.name: (path.stat().st_uid, path.read_bytes()) for path in team.iterdir()} == before
+
+
+def test_only_members_see_the_directory_of_the_team(peer: Callable[[str], Peer]) -> None:
+    mounted = peer(MANY)
+    shift = mounted.uid - WORKER
+    with User(mounted.uid, groups=[TEAM_GID + shift]) as member, User(mounted.uid) as other:
+        assert os.stat(f"{mounted.tree}/{TEAM}").st_mode & 0o7777 == 0o2770
+        assert TEAM in member.do(os.listdir, mounted.path)
+        assert TEAM not in other.do(os.listdir, mounted.path)
 
 
 def test_a_name_that_is_not_refused_fails_the_work(peer: Callable[[str], Peer]) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.homes import DIRECTORIES, HOME, USERS, names, place_of, rights_of
+from bench.homes import DIRECTORIES, HOME, TEAM, USERS, names, place_of, rights_of
 from bench.peers import SHIFT, definitions
 from bench.tree import KINDS, OWNER, WORKER, Sizes
 from cloakfs.config.parse import parse_options
@@ -41,3 +41,4 @@ def test_files_are_several_directories_deep() -> None:
 def test_places() -> None:
     assert [place_of(kind) for kind in (*KINDS, HOME)] == ["public", "private", "home/user-00/project"]
     assert place_of(HOME, 19) == "home/user-19/project"
+    assert place_of(TEAM, 1) == "team"
