@@ -14,7 +14,7 @@ _LINE = b"z" * 99 + b"\n"
 def prepare_team(tree: str, sizes: Sizes) -> None:
     """Fill `team`, whose members own its files in turns."""
     directory = os.path.join(tree, TEAM)
-    make_directory(directory, rights_of(TEAM))
+    make_directory(directory, rights_of(TEAM)._replace(uid=0))
     for number, name in enumerate(_names(sizes)):
         make_file(os.path.join(directory, name), rights_of(TEAM, number % MEMBERS), BLOCK)
 

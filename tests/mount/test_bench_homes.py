@@ -87,7 +87,7 @@ def test_members_of_a_team_work_on_files_of_both(peer: Callable[[str], Peer], na
 def test_only_members_see_the_directory_of_the_team(peer: Callable[[str], Peer]) -> None:
     mounted = peer(MANY)
     shift = mounted.uid - WORKER
-    with User(mounted.uid, groups=[TEAM_GID + shift]) as member, User(mounted.uid) as other:
+    with User(mounted.uid + 1, groups=[TEAM_GID + shift]) as member, User(mounted.uid + 1) as other:
         assert os.stat(f"{mounted.tree}/{TEAM}").st_mode & 0o7777 == 0o2770
         assert TEAM in member.do(os.listdir, mounted.path)
         assert TEAM not in other.do(os.listdir, mounted.path)

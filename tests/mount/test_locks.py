@@ -477,7 +477,7 @@ def test_no_request_at_close_without_locks(file: str, mount: MakeMount, user: Ma
     assert "unlock" not in requests(m) - before
 
 
-@pytest.mark.parametrize(("options", "of_reader"), [("rw", 0), ("knfsd", 1)])
+@pytest.mark.parametrize(("options", "of_reader"), [("no_root_squash", 0), ("no_root_squash,knfsd", 1)])
 def test_reading_a_file_that_nobody_locks_takes_no_flush(
     options: str, of_reader: int, file: str, mount: MakeMount, tmp_path: Path
 ) -> None:
