@@ -288,7 +288,7 @@ ELSEWHERE = {
     ("commands.md", "cloakfs status"): "it takes a daemon that hangs; tests/mount/test_metrics.py has one",
     (
         "performance.md",
-        "python -m bench --markdown --json bench/results/0.2.0.dev0.json --plot docs/performance.svg",
+        "python -m bench --markdown --json bench/results/0.2.0.json --plot docs/performance.svg",
     ): LONG,
     (
         "performance.md",
