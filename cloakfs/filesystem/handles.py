@@ -182,14 +182,14 @@ class OpenFiles:
             file.no_set_id_in = self.epoch
         if flags & os.O_TRUNC:
             at.obj.report_size(at.number, 0)
-        self._nodes.registry.opened(at.obj, fd)
+        self._nodes.registry.opened(at.obj, fd, at.number)
         return FileHandleT(fd)
 
     def opened_directory(self, fd: int, at: Request) -> OpenDirectory:
         """Keep `fd`, which refers to the directory of `at`, for a client."""
         directory = self.by_fd[fd] = OpenDirectory(at)
         self.shares.take(directory.uid)
-        self._nodes.registry.opened(at.obj, fd)
+        self._nodes.registry.opened(at.obj, fd, at.number)
         return directory
 
     def directory(self, fh: FileHandleT) -> OpenDirectory:

@@ -137,10 +137,21 @@ class LockOperations(Core):
                 await self._call(file, self.locks.drop(file.obj, owner).release)
 
     async def _confirm_content(self, file: OpenFile) -> None:
-        """Wait until the kernel caches no page of the file that has changed: whoever has a lock relies on that."""
+        """Wait until the kernel caches no page of the file that has changed: whoever has a lock relies on that.
+
+        An NFS client that still has a delegation would go on with its own pages. While one has to return it, the answer
+        is ETIMEDOUT, of which the kernel's server makes NFS4ERR_DELAY: the client asks again. (It cannot be waited for,
+        because the client may be the same.) The lock remains until then, or until the server closes the file for its
+        owner.
+
+        Raises:
+            FUSEError: ETIMEDOUT.
+        """
         outdated = await self.cache.outdated_pages(file.number, file.obj)
         if outdated is not None:
             await self._in_thread(outdated)
+        if self.knfsd and not await self.recalls.are_returned(file.obj):
+            raise FUSEError(errno.ETIMEDOUT)
 
     async def _holder(self, file: OpenFile, fh: FileHandleT, owner: int, kind: int) -> Holder:
         """Return what the owner has its locks by, and which allows this kind of lock."""

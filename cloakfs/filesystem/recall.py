@@ -69,6 +69,7 @@ class Recalls:
         self._invalidate_attributes = invalidate_attributes
         self._recalled: dict[Object, float] = {}  # what was not returned at the last attempt, and since when
         self._wanted: dict[Object, None] = {}
+        self._in_progress: set[Object] = set()
         self._is_wanted = trio.Event()
         self._has_failed = False
 
@@ -89,15 +90,27 @@ class Recalls:
             wanted, self._wanted = self._wanted, {}
             self._is_wanted = trio.Event()
             objects = {handle: obj for obj in (*self._recalled, *wanted) for handle in self._handles(obj)}
+            self._in_progress = set(objects.values())
             try:
                 delegated = await trio.to_thread.run_sync(self._recall, objects, abandon_on_cancel=True)
             except OSError as exc:
                 self._cannot(exc)
                 delegated = set()
             self._note({objects[handle] for handle in delegated})
+            self._in_progress = set()
             with trio.move_on_after(self._interval()):
                 await trio.sleep(_INTERVAL_SECONDS)
                 await self._is_wanted.wait()
+
+    async def are_returned(self, obj: Object) -> bool:
+        """Whether no client has a delegation of a file that it should have returned, since the file has changed."""
+        if obj not in self._wanted and obj not in self._in_progress and obj not in self._recalled:
+            return True
+        try:
+            return not await trio.to_thread.run_sync(self._recall, self._handles(obj), abandon_on_cancel=True)
+        except OSError as exc:
+            self._cannot(exc)
+            return True
 
     def _recall(self, handles: Collection[bytes]) -> set[bytes]:
         """In a thread: have the kernel recall leases on files of the daemon's own mount.

@@ -179,11 +179,15 @@ class Invalidation:
             self.notifier.expire_entry(self._nodes.nodeid(number, parent), name)
 
     def invalidate_content(self, obj: Object) -> None:
-        """Invalidate the pages of a file, and its attributes."""
+        """Invalidate the pages of a file, and its attributes.
+
+        The kernel has pages of what was opened, whether or not it may cache anything else of it.
+        """
         obj.content = None
         self.invalidate_attributes(obj)
-        for number in obj.cached_in:
-            self.notifier.invalidate_pages(self._nodes.nodeid(number, obj))
+        if obj.rare is not None:
+            for number in obj.rare.opened_in:
+                self.notifier.invalidate_pages(self._nodes.nodeid(number, obj))
 
     def invalidate_pages(self, number: int, obj: Object) -> None:
         """Invalidate pages that the kernel has because it wrote them, although the file now contains something else."""

@@ -113,15 +113,17 @@ class RareFields:
     Attributes:
         content, open_files, others, relocated: see the properties of `Object`.
         ctime_ahead: by how many nanoseconds replies give a later ctime than it has (`filesystem.recall`).
+        opened_in: the views in which it has been opened, so that the kernel may have pages of it.
         reported_sizes: like `Object.reported_size`, in the views with other numbers.
     """
 
-    __slots__ = ("content", "ctime_ahead", "open_files", "others", "relocated", "reported_sizes")
+    __slots__ = ("content", "ctime_ahead", "open_files", "opened_in", "others", "relocated", "reported_sizes")
 
     def __init__(self) -> None:
         self.ctime_ahead = 0
         self.content: tuple[int, ...] | None = None
         self.open_files: list[int] | None = None
+        self.opened_in = _NO_VIEWS
         self.others: list[tuple[Directory, bytes]] | None = None
         self.reported_sizes: dict[int, int] | None = None
         self.relocated = False

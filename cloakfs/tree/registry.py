@@ -392,9 +392,11 @@ class Registry:
             self.drop_if_unused(obj)
         return bool(self._unused)
 
-    def opened(self, obj: Object, fd: int) -> None:
-        """Note that a client opened the object, which stays reachable through `fd` while it is open."""
+    def opened(self, obj: Object, fd: int, number: int) -> None:
+        """Note that a client opened the object in this view. It stays reachable through `fd` while it is open."""
         rare = obj.rare or obj.rarely()
+        if number not in rare.opened_in:
+            rare.opened_in |= {number}
         if rare.open_files is None:
             rare.open_files = []
         rare.open_files.append(fd)
