@@ -221,7 +221,7 @@ def all_work(heavy_rounds: int) -> dict[str, Work]:
     add("create", everywhere, "file by file", "files", _create)
     members: dict[str, Any] = {"clients": MEMBERS, "users": True}
     for what, (unit, make) in work_in_team.WORK.items():
-        add(what, (TEAM,), "file by file", unit, make, settings=(PINNED,), counted=False, **members)
+        add(what, (TEAM,), "a group's directory", unit, make, settings=(PINNED,), counted=False, **members)
     for what, (unit, make) in CHANGES.items():
         add(what, ("private", HOME), "changes", unit, make, settings=(PINNED,), rounds=heavy_rounds, counted=False)
     data = {"rounds": heavy_rounds, "reads_data": True}

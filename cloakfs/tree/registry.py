@@ -194,7 +194,7 @@ class Registry:
         self._descriptors = descriptors
         self.by_number: dict[int, Object] = {}
         self._by_handle: dict[bytes, Object] = {}
-        self._held: dict[frozenset[int], frozenset[int]] = {}  # one set of each value, for `Object.ever_cached_in`
+        self._held: dict[frozenset[int], frozenset[int]] = {}  # one of each value, for all objects
         self._unused: list[Object] = []
         self._transient = TRANSIENT | int.from_bytes(os.urandom(5), "little")
         self.epoch = 0
@@ -396,7 +396,8 @@ class Registry:
         """Note that a client opened the object in this view. It stays reachable through `fd` while it is open."""
         rare = obj.rare or obj.rarely()
         if number not in rare.opened_in:
-            rare.opened_in |= {number}
+            views = rare.opened_in | {number}
+            rare.opened_in = self._held.setdefault(views, views)
         if rare.open_files is None:
             rare.open_files = []
         rare.open_files.append(fd)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.agents import User
 from tests.mount.test_locks import NONE, READ, SECONDS, WRITE, Actor, locks_of_status
 from tests.nfs.knfsd.fixtures import EXPORTS, Share, nfs_mounted, sh
 from tests.nfs.reloads import run
+from tests.waiting import wait_until
 
 ANN = 1000
 
@@ -30,12 +32,18 @@ def without_nfsv3() -> Iterator[None]:
     before = nfsdrestart.current_config()
     threads = str(sum(before.threads))
     sh("rpc.nfsd", "0")
-    sh("rpc.nfsd", "--no-nfs-version", "3", threads)
+    _start("--no-nfs-version", threads)
     try:
         yield
     finally:
         sh("rpc.nfsd", "0")
-        sh("rpc.nfsd", "--nfs-version", "3", threads)
+        _start("--nfs-version", threads)
+
+
+def _start(option: str, threads: str) -> None:
+    """Start the server with or without NFSv3, once the port of the last one is free again."""
+    command = ["rpc.nfsd", option, "3", threads]
+    wait_until(lambda: subprocess.run(command, check=False, capture_output=True).returncode == 0)
 
 
 def say_where_locks_hold(tree: Share, start: str) -> bool:
