@@ -236,7 +236,8 @@ def base() -> Iterator[str]:
     for left in glob.glob(f"{STATE_DIR}/*{os.path.basename(path)}*"):
         shutil.rmtree(left)
     for left in glob.glob(f"{RUN_DIR}/**/*{os.path.basename(path)}*", recursive=True):
-        os.unlink(left)
+        with contextlib.suppress(FileNotFoundError):  # the daemon may just be ending
+            os.unlink(left)
 
 
 @pytest.fixture
