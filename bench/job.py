@@ -1,12 +1,14 @@
 """What a piece of work is, and steps that several pieces have in common."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
 from .tree import BLOCK, Sizes
+
+LINE = b"z" * 99 + b"\n"
 
 PINNED, UNPINNED = "pinned", "unpinned"
 """Client and daemon on one CPU; all CPUs for both."""
@@ -94,6 +96,24 @@ def read_one(name: str) -> None:
     fd = os.open(name, os.O_RDONLY)
     if len(os.read(fd, len(BLOCK))) != len(BLOCK):
         raise OSError(f"{name}: not all was read")
+    os.close(fd)
+
+
+def each(do: Callable[[str], object], names: Sequence[str]) -> Callable[[], int]:
+    """Return a batch that does this with one name after the other."""
+
+    def batch() -> int:
+        for name in names:
+            do(name)
+        return len(names)
+
+    return batch
+
+
+def append_one(name: str) -> None:
+    """Append one line to a file, as a shell does by `>>`."""
+    fd = os.open(name, os.O_WRONLY | os.O_APPEND)
+    os.write(fd, LINE)
     os.close(fd)
 
 

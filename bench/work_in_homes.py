@@ -6,7 +6,7 @@ from functools import partial
 from itertools import count
 
 from .homes import DIRECTORIES, HOME, USERS, names, place_of
-from .job import Job, JobInputs, Make, list_one, mix, read_one
+from .job import Job, JobInputs, Make, each, list_one, mix, read_one
 from .tree import BLOCK
 
 
@@ -26,14 +26,7 @@ def _lookup(path: str) -> None:
 
 def _each(do: Callable[[str], object], inputs: JobInputs, *, absolute: bool = False) -> Job:
     top = os.getcwd() if absolute else ""
-    paths = [os.path.join(top, name) for name in names(inputs.sizes.own)]
-
-    def batch() -> int:
-        for path in paths:
-            do(path)
-        return len(paths)
-
-    return Job(batch)
+    return Job(each(do, [os.path.join(top, name) for name in names(inputs.sizes.own)]))
 
 
 def _list_and_stat(_: JobInputs) -> Job:

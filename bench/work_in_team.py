@@ -5,10 +5,8 @@ from collections.abc import Callable
 from functools import partial
 
 from .homes import MEMBERS, TEAM, rights_of
-from .job import Job, JobInputs, Make, create_one, list_one, read_one
+from .job import Job, JobInputs, Make, append_one, create_one, each, list_one, read_one
 from .tree import BLOCK, Sizes, make_directory, make_file
-
-_LINE = b"z" * 99 + b"\n"
 
 
 def prepare_team(tree: str, sizes: Sizes) -> None:
@@ -24,24 +22,11 @@ def _names(sizes: Sizes) -> list[str]:
 
 
 def _each(do: Callable[[str], object], inputs: JobInputs) -> Job:
-    names = _names(inputs.sizes)
-
-    def batch() -> int:
-        for name in names:
-            do(name)
-        return len(names)
-
-    return Job(batch)
+    return Job(each(do, _names(inputs.sizes)))
 
 
 def _list_and_stat(_: JobInputs) -> Job:
     return Job(partial(list_one, "."))
-
-
-def _append_to(name: str) -> None:
-    fd = os.open(name, os.O_WRONLY | os.O_APPEND)
-    os.write(fd, _LINE)
-    os.close(fd)
 
 
 def _append(inputs: JobInputs) -> Job:
@@ -52,7 +37,7 @@ def _append(inputs: JobInputs) -> Job:
         for name in names:
             os.truncate(name, len(BLOCK))
 
-    return _each(_append_to, inputs)._replace(after=cut)
+    return Job(each(append_one, names), after=cut)
 
 
 def _create_rename_unlink(inputs: JobInputs) -> Job:

@@ -10,10 +10,9 @@ from functools import partial
 from io import BytesIO
 
 from .homes import rights_of
-from .job import Job, JobInputs, Make, create_one, read_one
+from .job import LINE, Job, JobInputs, Make, append_one, create_one, each, read_one
 from .tree import BLOCK
 
-_LINE = b"z" * 99 + b"\n"
 _ARCHIVE = "archive.tar"
 _ARCHIVED = tuple(f"part-{i}" for i in range(10))
 
@@ -44,14 +43,7 @@ def _empty(inputs: JobInputs) -> None:
 
 
 def _each(do: Callable[[str], object], inputs: JobInputs) -> Callable[[], int]:
-    names = _names(inputs)
-
-    def batch() -> int:
-        for name in names:
-            do(name)
-        return len(names)
-
-    return batch
+    return each(do, _names(inputs))
 
 
 def _rename(inputs: JobInputs) -> Job:
@@ -115,17 +107,13 @@ def _write(content: bytes, how: int, inputs: JobInputs) -> Job:
 
 
 def _append(inputs: JobInputs) -> Job:
-    """Append one line, as a shell does by `>>`."""
-
-    def one(name: str) -> None:
-        fd = os.open("file", os.O_WRONLY | os.O_APPEND)
-        os.write(fd, _LINE)
-        os.close(fd)
+    """Append to one file, again and again."""
 
     def begin() -> None:
         create_one("file", rights_of(inputs.kind).file)
 
-    return Job(_each(one, inputs), begin, partial(os.unlink, "file"), warm=False)
+    batch = each(append_one, ["file"] * inputs.sizes.batch)
+    return Job(batch, begin, partial(os.unlink, "file"), warm=False)
 
 
 def _read(inputs: JobInputs) -> Job:
@@ -199,7 +187,7 @@ CHANGES: dict[str, tuple[str, Make]] = {
         ("create+4K", "files", _create_and_write),
         ("mkdir+rmdir", "directories", _directories),
         ("write 4K", "writes", partial(_write, BLOCK, os.O_TRUNC)),
-        ("log line", "lines", partial(_write, _LINE, os.O_APPEND)),
+        ("log line", "lines", partial(_write, LINE, os.O_APPEND)),
         ("open+append+close", "lines", _append),
         ("open+read+close of new", "files", _read),
         ("SQLite commit", "commits", _commit),

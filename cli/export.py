@@ -507,10 +507,13 @@ def _show(answer: dict[str, Any], *, with_warnings: bool) -> None:
         rows.append((mount["path"], mount["client"], mount["source"], mount["views"], state))
     _print_table(rows, "state")
     click.echo(printable(f"{answer['server']}: {services.problem_of(answer) or 'answers'}"))
-    held = sorted({mount.get("locks", "") for mount in answer["mounts"]} - {""})  # a guard of 0.1.0 does not know
-    for where in held:
-        of = [mount["path"] for mount in answer["mounts"] if mount["locks"] == where] if held[1:] else []
-        click.echo(printable(": ".join(["locks", *([", ".join(of)] if of else []), where])))
+    by_place: dict[str, list[str]] = {}
+    for mount in answer["mounts"]:
+        if mount.get("locks"):  # a guard of 0.1.0 does not know
+            by_place.setdefault(mount["locks"], []).append(mount["path"])
+    for where, paths in by_place.items():
+        which = f"{', '.join(paths)}: " if len(by_place) > 1 else ""
+        click.echo(printable(f"locks: {which}{where}"))
     if with_warnings:
         for warning in answer["warnings"]:
             click.echo(printable(f"warning: {warning}"), err=True)

@@ -181,13 +181,13 @@ class Invalidation:
     def invalidate_content(self, obj: Object) -> None:
         """Invalidate the pages of a file, and its attributes.
 
-        The kernel has pages of what was opened, whether or not it may cache anything else of it.
+        It uses pages of a file that is open, whether or not it may cache anything else of it. Those of one that is not
+        are dropped at the next open (`Timeouts.opening`).
         """
         obj.content = None
         self.invalidate_attributes(obj)
-        if obj.rare is not None:
-            for number in obj.rare.opened_in:
-                self.notifier.invalidate_pages(self._nodes.nodeid(number, obj))
+        for number in set(obj.open_files.values()):
+            self.notifier.invalidate_pages(self._nodes.nodeid(number, obj))
 
     def invalidate_pages(self, number: int, obj: Object) -> None:
         """Invalidate pages that the kernel has because it wrote them, although the file now contains something else."""

@@ -59,7 +59,8 @@ class Descriptors:
             return cached.fd
         try:
             if obj.open_files:
-                fd = calls.find_again(linux.ROOT, obj.open_files[-1])  # by its handle, a removed file is not found
+                # By its handle, a removed file is not found.
+                fd = calls.find_again(linux.ROOT, next(iter(obj.open_files)))
             elif obj.filesystem.decodable:
                 fd = calls.find_handle(obj.filesystem.fd, obj.handle[4:])
             else:

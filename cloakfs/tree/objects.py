@@ -3,7 +3,7 @@
 import errno
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NewType
 
 from .. import linux
@@ -35,6 +35,7 @@ ALL_VIEWERS = Viewer(-2)
 """More than one caller, or it is not known which: an upper daemon asks, or several callers know of the object."""
 
 _NO_VIEWS: frozenset[int] = frozenset()
+_NO_FILES: Mapping[int, int] = {}
 
 
 class Stale(OSError):
@@ -113,17 +114,15 @@ class RareFields:
     Attributes:
         content, open_files, others, relocated: see the properties of `Object`.
         ctime_ahead: by how many nanoseconds replies give a later ctime than it has (`filesystem.recall`).
-        opened_in: the views in which it has been opened, so that the kernel may have pages of it.
         reported_sizes: like `Object.reported_size`, in the views with other numbers.
     """
 
-    __slots__ = ("content", "ctime_ahead", "open_files", "opened_in", "others", "relocated", "reported_sizes")
+    __slots__ = ("content", "ctime_ahead", "open_files", "others", "relocated", "reported_sizes")
 
     def __init__(self) -> None:
         self.ctime_ahead = 0
         self.content: tuple[int, ...] | None = None
-        self.open_files: list[int] | None = None
-        self.opened_in = _NO_VIEWS
+        self.open_files: dict[int, int] | None = None
         self.others: list[tuple[Directory, bytes]] | None = None
         self.reported_sizes: dict[int, int] | None = None
         self.relocated = False
@@ -201,9 +200,9 @@ class Object:
         return self.rare
 
     @property
-    def open_files(self) -> Sequence[int]:
-        """The descriptors with which clients have it open, each of which refers to it (`registry`)."""
-        return () if self.rare is None else self.rare.open_files or ()
+    def open_files(self) -> Mapping[int, int]:
+        """The descriptors with which clients have it open, and the view of each; they refer to it (`registry`)."""
+        return _NO_FILES if self.rare is None else self.rare.open_files or _NO_FILES
 
     @property
     def others(self) -> "Sequence[tuple[Directory, bytes]]":

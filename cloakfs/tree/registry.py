@@ -194,7 +194,7 @@ class Registry:
         self._descriptors = descriptors
         self.by_number: dict[int, Object] = {}
         self._by_handle: dict[bytes, Object] = {}
-        self._held: dict[frozenset[int], frozenset[int]] = {}  # one of each value, for all objects
+        self._held: dict[frozenset[int], frozenset[int]] = {}  # one set of each value, for `Object.ever_cached_in`
         self._unused: list[Object] = []
         self._transient = TRANSIENT | int.from_bytes(os.urandom(5), "little")
         self.epoch = 0
@@ -395,18 +395,17 @@ class Registry:
     def opened(self, obj: Object, fd: int, number: int) -> None:
         """Note that a client opened the object in this view. It stays reachable through `fd` while it is open."""
         rare = obj.rare or obj.rarely()
-        if number not in rare.opened_in:
-            views = rare.opened_in | {number}
-            rare.opened_in = self._held.setdefault(views, views)
         if rare.open_files is None:
-            rare.open_files = []
-        rare.open_files.append(fd)
+            rare.open_files = {}
+        rare.open_files[fd] = number
 
     def closed(self, obj: Object, fd: int) -> None:
         """Undo `opened`; closing `fd` is left to the caller."""
-        open_files = (obj.rare or obj.rarely()).open_files
-        assert open_files is not None
-        open_files.remove(fd)
+        rare = obj.rare or obj.rarely()
+        assert rare.open_files is not None
+        del rare.open_files[fd]
+        if not rare.open_files:
+            rare.open_files = None
         self.drop_if_unused(obj)
 
     def drop_if_unused(self, obj: Object | None) -> None:

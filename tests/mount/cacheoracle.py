@@ -363,19 +363,19 @@ class Oracle:
 
     def _moment(self) -> Moment:
         linux.act_as_daemon()
-        return Moment(Tree(self._top), trio.current_time(), self._hearers())
+        return Moment(Tree(self._top), trio.current_time(), self._viewers())
 
     def _check(self, moment: Moment, facts: Sequence[Name | int], listed: Sequence[tuple[Name, Caller]] = ()) -> None:
-        tree, now, hearers = moment
+        tree, now, viewers = moment
         for fact in facts:
             if isinstance(fact, tuple):
                 entry = self.names.get(fact)
                 if entry is not None and entry.until > now:
-                    self._check_name(tree, fact, entry, hearers[fact[0]])
+                    self._check_name(tree, fact, entry, viewers[fact[0]])
             else:
                 attributes = self.attributes.get(fact)
                 if attributes is not None and attributes.until > now:
-                    self._check_attributes(tree, fact, attributes, hearers[fact])
+                    self._check_attributes(tree, fact, attributes, viewers[fact])
         for (parent, name), who in listed:
             _, view, obj = self._find(parent)
             for place in self._places(tree, obj):
@@ -392,7 +392,7 @@ class Oracle:
             for name, entry in names:
                 self._check_name(tree, name, entry, {ctx.uid})
 
-    def _hearers(self) -> dict[int, set[int]]:
+    def _viewers(self) -> dict[int, set[int]]:
         """Return who may ask the kernel about each object: client uids, or ALL.
 
         They know of it, or get there by ".." or by names that the kernel has.
@@ -411,17 +411,17 @@ class Oracle:
             obj = self._find(nodeid)[2]
             for uid in self.told.get(nodeid, set()) | ({obj.audience} - {NO_VIEWER} if obj is not None else set()):
                 begins[uid].append(nodeid)
-        hearers: dict[int, set[int]] = defaultdict(set)
+        viewers: dict[int, set[int]] = defaultdict(set)
         for uid, nodeids in begins.items():
             todo = [*nodeids]
             while todo:
                 at = todo.pop()
-                if uid not in hearers[at]:
-                    hearers[at].add(uid)
+                if uid not in viewers[at]:
+                    viewers[at].add(uid)
                     todo += leads_to[at]
-        return hearers
+        return viewers
 
-    def _check_name(self, tree: Tree, name: Name, entry: Entry, hearers: set[int]) -> None:
+    def _check_name(self, tree: Tree, name: Name, entry: Entry, viewers: set[int]) -> None:
         _, view, parent = self._find(name[0])
         places = self._places(tree, parent)
         if view is None or not places:
@@ -431,22 +431,22 @@ class Oracle:
         if not entry.nodeid:
             if info is not None and (view.fixed is None or tree.shows(view, view.fixed, there)):
                 self._report(f"{there} is cached as absent")
-            if view.fixed is None and view.policy.hides and not self._shows_all(view, hearers, tree, places[0]):
+            if view.fixed is None and view.policy.hides and not self._shows_all(view, viewers, tree, places[0]):
                 self._report(f"the negative dentry {there} is cached in a view that hides something")
             return
         obj = self._find(entry.nodeid)[2]
         if info is None or there not in self._places(tree, obj):
             self._report(f"{there} is cached, and leads elsewhere")
             return
-        for who in self._identities(view, hearers, tree, there):
+        for who in self._identities(view, viewers, tree, there):
             if not tree.shows(view, who, there):
-                self._report(f"the name {there} is cached for {hearers}, and hidden from {who}")
+                self._report(f"the name {there} is cached for {viewers}, and hidden from {who}")
                 break
             if not tree.may_search(who, places[0]):
-                self._report(f"the name {there} is cached for {hearers}, and {who} may not search its directory")
+                self._report(f"the name {there} is cached for {viewers}, and {who} may not search its directory")
                 break
 
-    def _check_attributes(self, tree: Tree, nodeid: int, told: Attributes, hearers: set[int]) -> None:
+    def _check_attributes(self, tree: Tree, nodeid: int, told: Attributes, viewers: set[int]) -> None:
         _, view, obj = self._find(nodeid)
         places = self._places(tree, obj)
         if view is None or obj is None or not places:
@@ -458,17 +458,17 @@ class Oracle:
             real.mode & ~(stat.S_ISUID | stat.S_ISGID), real.uid, real.gid
         ) or set_id & ~real.mode:  # fmt: skip
             self._report(f"{told} is cached of {places}, which is {real}")
-        for who in self._identities(view, hearers, tree, *places):
+        for who in self._identities(view, viewers, tree, *places):
             if not any(tree.shows(view, who, place) for place in places):
                 self._report(
-                    f"the attributes of {places} are cached for {hearers}, and hidden from {who} "
+                    f"the attributes of {places} are cached for {viewers}, and hidden from {who} "
                     f"(references: {obj.lookups}, views: {set(obj.cached_in)}, {told})"
                 )
                 break
 
     def _check_acls(self, moment: Moment, facts: Sequence[tuple[int, bytes]]) -> None:
         """Check these ACLs that the kernel keeps."""
-        tree, _, hearers = moment
+        tree, _, viewers = moment
         for nodeid, name in facts:
             _, view, obj = self._find(nodeid)
             places = self._places(tree, obj)
@@ -477,16 +477,16 @@ class Oracle:
             real = tree.acl(places[0], os.fsdecode(name))
             if (view.acl_out(real) if real else b"") != self.acls[nodeid, name]:
                 self._report(f"another ACL is kept of {places}")
-            for who in self._identities(view, hearers[nodeid], tree, *places):
+            for who in self._identities(view, viewers[nodeid], tree, *places):
                 if not any(tree.shows(view, who, place) for place in places):
-                    self._report(f"the ACL of {places} is kept for {hearers[nodeid]}, and hidden from {who}")
+                    self._report(f"the ACL of {places} is kept for {viewers[nodeid]}, and hidden from {who}")
                     break
 
-    def _shows_all(self, view: View, hearers: set[int], tree: Tree, directory: str) -> bool:
-        """Whether these hearers are one uid, and it sees everything in the directory, whatever its groups are."""
+    def _shows_all(self, view: View, viewers: set[int], tree: Tree, directory: str) -> bool:
+        """Whether these viewers are one uid, and it sees everything in the directory, whatever its groups are."""
         inside = [path for path in tree.infos if path and os.path.dirname(path) == directory]
-        return len(hearers - {ALL_VIEWERS}) == len(hearers) == 1 and all(
-            tree.shows(view, who, path) for path in inside for who in self._identities(view, hearers, tree, path)
+        return len(viewers - {ALL_VIEWERS}) == len(viewers) == 1 and all(
+            tree.shows(view, who, path) for path in inside for who in self._identities(view, viewers, tree, path)
         )
 
     def _check_kept(self, moment: Moment, directories: Sequence[int]) -> None:
@@ -506,7 +506,7 @@ class Oracle:
                         self._report(f"the kernel keeps the entry {there} for {readers}, and it is hidden from some")
 
     @staticmethod
-    def _identities(view: View, hearers: set[int], tree: Tree, *paths: str) -> Iterator[Caller]:
+    def _identities(view: View, viewers: set[int], tree: Tree, *paths: str) -> Iterator[Caller]:
         """Return the identities that these callers may have: each in none, one or all of the groups that matter.
 
         All callers are represented by the owners of what is on the way, and a stranger.
@@ -516,8 +516,8 @@ class Oracle:
             return
         infos = [tree.infos[part] for path in paths for part in ["", *tree.chain(path)]]
         gids = {ServerId(info.st_gid) for info in infos}
-        uids = {view.policy.ids["uid"].forward(ClientId(uid)) for uid in hearers if uid >= 0}
-        if ALL_VIEWERS in hearers:
+        uids = {view.policy.ids["uid"].forward(ClientId(uid)) for uid in viewers if uid >= 0}
+        if ALL_VIEWERS in viewers:
             uids |= {STRANGER, *(ServerId(info.st_uid) for info in infos)}
         for uid in uids:
             for groups in (frozenset[ServerId](), *(frozenset({gid}) for gid in gids), frozenset(gids)):
