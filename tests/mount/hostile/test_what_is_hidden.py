@@ -7,6 +7,7 @@ modules.
 
 import contextlib
 import ctypes
+import math
 import os
 import shutil
 import subprocess
@@ -228,14 +229,20 @@ def _puts_hidden_files(there: str, end: float) -> int:
         make(f"{there}/new", mode=0o600)
         os.rename(f"{there}/new", f"{there}/name")
         time.sleep(0.0002)
-        try:
-            moved += os.stat(f"{there}/name").st_mode & 0o777 != 0o600
-        except FileNotFoundError:
-            moved += 1
+        moved += not _has_hidden_file(f"{there}/name")
         make(f"{there}/new", mode=0o644)
         os.rename(f"{there}/new", f"{there}/name")
         time.sleep(0.0002 * (number % 3))
     return moved
+
+
+def _has_hidden_file(path: str) -> bool:
+    """Whether it has one within 50 ms: what an exchange took is put back a moment later."""
+    for _ in rounds(time.monotonic() + 0.05):
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(path).st_mode & 0o777 == 0o600:
+                return True
+    return False
 
 
 def hidden_files_in_the_way_of_an_exchange(ground: Ground, attacker: User, owner: User, end: float) -> tuple[int, int]:
@@ -275,4 +282,4 @@ def test_the_attacker_is_told_nothing(ground: Ground, attack: Attack) -> None:
     REPORT.append((f"{attack.__name__.replace('_', ' ')} ({ground.kind})", done, watch))
     assert watch.wrong == []
     if ground.kind == "cloakfs":
-        assert told <= MOST.get(attack, 0) * done
+        assert told <= math.ceil(MOST.get(attack, 0) * done)

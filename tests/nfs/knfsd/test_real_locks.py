@@ -1,5 +1,6 @@
 """Locks of NFSv4 clients are locks on the real tree, where the server does not serve NFSv3."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from cloakfs.nfs import nfsdrestart
 from cloakfs.nfs.plan import mount_name
+from cloakfs.state.runtime import RUN_DIR
 from tests.agents import User
 from tests.mount.test_locks import NONE, READ, SECONDS, WRITE, Actor, locks_of_status
 from tests.nfs.knfsd.fixtures import EXPORTS, Share, nfs_mounted, sh
@@ -29,21 +31,21 @@ pytestmark = pytest.mark.skipif(
 @contextmanager
 def without_nfsv3() -> Iterator[None]:
     """Restart the server's threads without NFSv3 meanwhile."""
-    before = nfsdrestart.current_config()
-    threads = str(sum(before.threads))
-    sh("rpc.nfsd", "0")
-    _start("--no-nfs-version", threads)
+    threads = str(sum(nfsdrestart.current_config().threads))
+    _restart("--no-nfs-version", threads)
     try:
         yield
     finally:
-        sh("rpc.nfsd", "0")
-        _start("--nfs-version", threads)
+        _restart("--nfs-version", threads)
 
 
-def _start(option: str, threads: str) -> None:
-    """Start the server with or without NFSv3, once the port of the last one is free again."""
+def _restart(option: str, threads: str) -> None:
+    """Restart the server with or without NFSv3; the services of this machine wait, and do not start it themselves."""
     command = ["rpc.nfsd", option, "3", threads]
-    wait_until(lambda: subprocess.run(command, check=False, capture_output=True).returncode == 0)
+    with open(f"{RUN_DIR}/nfsd.lock", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sh("rpc.nfsd", "0")
+        wait_until(lambda: subprocess.run(command, check=False, capture_output=True).returncode == 0)
 
 
 def say_where_locks_hold(tree: Share, start: str) -> bool:
