@@ -84,6 +84,8 @@ def mount(
     client = _one_of("client", client, mount_options.client)
     if client is not None and exports is None:
         fail("--client chooses an entry of an exports.d file, and needs --exports FILE", WRONG)
+    if mount_options.passthrough not in ("auto", "off"):
+        fail(f"-o passthrough={mount_options.passthrough}: expected passthrough=auto or passthrough=off", WRONG)
     source, mountpoint = _places(source, mountpoint)
     given = _given(views, policy, groups)
     reader = _Reader(text, exports, source, client, read_only="ro" in mount_options.given, given=given)

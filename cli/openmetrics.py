@@ -44,6 +44,7 @@ some of them."""
 _GAUGES = {
     "waiting_requests": "Requests that are not answered yet.",
     "waiting_locks": "Requests for locks that are not answered yet.",
+    "passthrough_files": "Files that the kernel reads and writes by itself now.",
     "locked_ranges": "Ranges of files that are locked by fcntl(2).",
     "known_objects": "Objects that the kernel refers to.",
     "index_bytes": "Size of the index of a mount, and of its log, on disk.",

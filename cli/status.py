@@ -106,10 +106,9 @@ def _show(one: Health, words: dict[str, str], *, in_full: bool, with_kernel: boo
         restarts = f", daemon replaced {one.restarts}×" if one.restarts else ""
         _print_value("service", f"{one.service.name}{restarts}")
     if with_kernel:
-        if mount.access:
-            _print_value("access", mount.access)
-        if mount.locks:
-            _print_value("locks", mount.locks)
+        for name, value in (("access", mount.access), ("locks", mount.locks), ("passes", mount.passthrough)):
+            if value:
+                _print_value(name, value)
         for name, value in _kernel_lines(mount):
             _print_value(name, value, 2 * _INDENT + 1)
 

@@ -160,3 +160,12 @@ def who_locks(real: bool, server: Server, *, local: bool) -> str:
     if local and server is Server.GANESHA:
         return "within this mount alone: so that it is known what clients of nfs-ganesha have locked when it ends"
     return f"within this mount alone ({'local_locks' if local else 'the released pyfuse3 passes none on'})"
+
+
+def passthrough_in_words(why_not: str) -> str:
+    """Return in words which files the kernel reads and writes by itself.
+
+    Args:
+        why_not: why none, or none on one file system; "" if nothing is in the way.
+    """
+    return f"no file ({why_not})" if why_not else "files while somebody has them open who opened them for writing"

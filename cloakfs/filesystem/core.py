@@ -41,6 +41,7 @@ from .callers import Callers
 from .handles import HalfRead, OpenFiles
 from .lockholders import LockHolders
 from .operation import Requests, Turns
+from .passthrough import Passthrough
 from .probing import Probing
 from .reader import Reader
 from .recall import Recalls
@@ -82,6 +83,17 @@ def _refuses(fd: int, credentials: linux.Credentials | None, mode: int) -> bool:
     return not calls.access(credentials, fd, mode) and calls.fstat(fd).st_uid != credentials.uid
 
 
+def _why_no_passthrough(wanted: bool, views: Views, reader: Reader, *, exported: bool) -> str:
+    """Return in words why the kernel must not read and write any file by itself; "" if it may."""
+    if not wanted:
+        return "passthrough=off"
+    if exported:
+        return "a server exports the mount"
+    if views.top:
+        return "views share their files"  # each of which the kernel caches for each of them
+    return "reads are recorded" if reader.records else ""
+
+
 class Core(pyfuse3.Operations):
     """The state of one mount, and what its operations share.
 
@@ -97,6 +109,7 @@ class Core(pyfuse3.Operations):
         xattrs: whether there are extended attributes, ACLs among them.
         max_open: how many files and directories clients may have open.
         local_locks: let the kernel handle locks, which then hold within this mount alone.
+        passthrough: let the kernel read and write files by itself where that changes nothing for anybody.
         tuning: times and bounds.
     """
 
@@ -120,6 +133,7 @@ class Core(pyfuse3.Operations):
         xattrs: bool = True,
         max_open: int = 1024,
         local_locks: bool = False,
+        passthrough: bool = True,
         tuning: Tuning = STANDARD,
     ) -> None:
         super().__init__()
@@ -150,6 +164,8 @@ class Core(pyfuse3.Operations):
         self.requests = Requests()
         self.references = References(nodes.forget, self.requests.is_news, nodes.registry.drop_unused)
         self.files = OpenFiles(nodes, max_open)
+        self.passthrough = Passthrough(_why_no_passthrough(passthrough, views, reader, exported=self.exported))
+        self.enable_passthrough = self.passthrough.is_allowed
         self.locks = LockHolders(self.files.shares, tuning.most_locked_ranges)
         self.half_read = HalfRead()
         self.turns = Turns()
@@ -651,6 +667,8 @@ class Core(pyfuse3.Operations):
         if self.locks.by_object:
             for fd in self.locks.closed(self.files.by_fd[fh].obj, fh):
                 self._close_for_locks(self.files.by_fd[fh].obj, fd)
+        if (obj := self.files.by_fd[fh].obj).backing:
+            self.passthrough.closing(obj, fh)
         file = self.files.close(fh)
         if file is not None:
             assert self.tasks is not None

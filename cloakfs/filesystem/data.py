@@ -10,7 +10,7 @@ import trio
 from pyfuse3 import FileHandleT, FileInfo, FlagT, FUSEError, InodeT, RequestContext
 
 from .. import linux
-from ..fuse.compatibility import without_flush
+from ..fuse.compatibility import with_backing, without_flush
 from ..tree import calls
 from ..tree.request import Request
 from .core import Core
@@ -96,6 +96,7 @@ class DataOperations(Core):
             return FileInfo(fh=self._open_for_attributes(at, ctx), keep_cache=False, direct_io=True)
         as_opener = self.ganesha or flags & os.O_ACCMODE != os.O_RDONLY
         keeps = self.cache.opening(at)
+        backing = self.passthrough.open(at, fd, flags, may_begin=self.requests.trace is None)
         fh = self.files.opened(fd, at, as_opener=as_opener, flags=flags)
         if flags & os.O_TRUNC:
             try:
@@ -104,6 +105,8 @@ class DataOperations(Core):
                 self._close(fh)
                 raise
         opened = FileInfo(fh=fh, keep_cache=keeps, direct_io=self.ganesha or _may_have_more(at, flags))
+        if backing:
+            with_backing(opened, backing)
         return without_flush(opened) if self._leaves_out_flush(at, flags) else opened
 
     def _leaves_out_flush(self, at: Request, flags: int) -> bool:

@@ -196,6 +196,7 @@ class Reader:
         self._writers: dict[int, trio.CapacityLimiter] = {}  # by server uid
         self.unwritten: Shares[int] = Shares(MOST_UNWRITTEN)
         self._dirty_pages = DirtyPages()
+        self.records = record is not None  # whether each READ is recorded
         self.tasks: Tasks | None = None
         self.counts: Counter[str] = Counter()
         """The number of reads that found their data in memory (`hits`) or did not (`misses`), the bytes `requested` by

@@ -111,13 +111,15 @@ class Replies:
         """Return the attributes of `obj`, the entry `name` of the directory, with the timeouts of both."""
         fd = self._nodes.descriptors.fd(obj)
         entry = self.attributes(at.number, at.view, obj, name, fd, info, at.checked_caller)
-        entry.entry_timeout, entry.attr_timeout = self._cache.entry(at, name, obj, fd, info)
+        if not (info.st_mode & SET_ID and obj.backing):  # nobody says when what the kernel writes drops these bits
+            entry.entry_timeout, entry.attr_timeout = self._cache.entry(at, name, obj, fd, info)
         return entry
 
     def of_object(self, at: Request, info: linux.Stat) -> EntryAttributes:
         """Return the attributes of the object that the request names by its nodeid, with their timeout."""
         entry = self.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, info, at.checked_caller)
-        entry.attr_timeout = self._cache.attributes(at, info)
+        if not (info.st_mode & SET_ID and at.obj.backing):  # as in `entry`
+            entry.attr_timeout = self._cache.attributes(at, info)
         return entry
 
     def top(self) -> EntryAttributes:

@@ -49,7 +49,7 @@ _IGNORED = frozenset({"defaults", "auto", "noauto", "nofail", "user", "nouser", 
 _IGNORED_BEGINNINGS = ("x-", "X-", "comment=")
 _SWITCHES = frozenset({"default_permissions", "knfsd", "all_squashed", "subtree_checked", "ganesha", "noxattr",
                        "local_locks", "remount", "restart"})  # fmt: skip
-_VALUES = frozenset({"record", "fsname", "exports", "client", "restarted", "log"})
+_VALUES = frozenset({"record", "fsname", "exports", "client", "restarted", "log", "passthrough"})
 
 
 class MountError(UserError):
@@ -77,6 +77,7 @@ class MountOptions:
         log: where the log of a mount in the background goes: a file, or `syslog`.
         local_locks: let the kernel handle locks, which then hold within this mount alone. So it is for nfs-ganesha:
             what clients have locked is found out from the kernel (`nfs.ganeshastate.locked_by`).
+        passthrough: whether the kernel reads and writes files by itself where it can: `auto` or `off`.
         given: the single words, as they were given; also those that belong to an export.
     """
 
@@ -94,6 +95,7 @@ class MountOptions:
     restarts: int = 0
     log: str | None = None
     local_locks: bool = False
+    passthrough: str = "auto"
     given: tuple[str, ...] = ()
 
 
@@ -131,6 +133,7 @@ def split_mount_options(text: str) -> tuple[MountOptions, str]:
         int(restarted) if (restarted := values.get("restarted", "")).isdecimal() else 0,
         values.get("log"),
         server is Server.GANESHA or "local_locks" in switches,
+        values.get("passthrough", "auto"),
         tuple(words.given),
     ), _without(text, taken)
 

@@ -95,6 +95,41 @@ def without_flush(opened: FileInfo) -> FileInfo:
     return opened
 
 
+_pyfuse3: Any = pyfuse3  # only a patched one has these
+_offers_backing = hasattr(pyfuse3, "open_backing")
+
+
+def passes_through() -> bool:
+    """Whether the kernel can read and write files by itself; known once it has connected."""
+    return _offers_backing and bool(_pyfuse3.offers_passthrough())
+
+
+def why_no_passthrough() -> str:
+    """Return in words why `passes_through` says no."""
+    return "the kernel does not offer it (Linux 6.9)" if _offers_backing else "the released pyfuse3 does not offer it"
+
+
+def open_backing(fd: int) -> int:
+    """Hand a file to the kernel, to be read and written by itself; return the id for `with_backing`.
+
+    Raises:
+        OSError: ELOOP: its file system is stacked on another one; EPERM: no CAP_SYS_ADMIN.
+    """
+    return int(_pyfuse3.open_backing(fd))
+
+
+def close_backing(backing: int) -> None:
+    """Take the id back, with which no more files are opened."""
+    _pyfuse3.close_backing(backing)
+
+
+def with_backing(opened: FileInfo, backing: int) -> FileInfo:
+    """Return the answer to an OPEN or CREATE after which the kernel reads and writes the file by itself."""
+    cast(Any, opened).backing_id = backing
+    opened.keep_cache = False
+    return opened
+
+
 def opened(fh: int, *, keep_cache: bool) -> FileHandleT:
     """Return the answer to an OPENDIR after which the kernel caches the entries, and uses those that it has."""
     info: Any = FileInfo(fh=FileHandleT(fh), keep_cache=keep_cache)

@@ -182,10 +182,12 @@ class Invalidation:
         """Invalidate the pages of a file, and its attributes.
 
         It uses pages of a file that is open, whether or not it may cache anything else of it. Those of one that is not
-        are dropped at the next open (`Timeouts.opening`).
+        are dropped at the next open (`Timeouts.opening`). It has none of a file that it writes by itself.
         """
         obj.content = None
         self.invalidate_attributes(obj)
+        if obj.backing:
+            return
         for number in set(obj.open_files.values()):
             self.notifier.invalidate_pages(self._nodes.nodeid(number, obj))
 

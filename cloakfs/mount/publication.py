@@ -9,7 +9,7 @@ from ..accounts.threadstatus import ThreadStatus
 from ..filesystem import Filesystem
 from ..fuse.attach import Attached
 from ..probes import Kind
-from ..reasons import who_checks, who_locks
+from ..reasons import passthrough_in_words, who_checks, who_locks
 from ..state.runtime import PublishedState
 from ..tree.index import Index
 from .control import Control
@@ -70,10 +70,16 @@ class Publisher:
         self._threads = threads
 
     def rules(self) -> None:
-        """Publish what the kernel may cache, who checks permissions, where locks hold, what is wrong with numbers."""
+        """Publish what the kernel may cache or does by itself, who checks permissions, where locks hold, what fails."""
         # `way_out` is what scripts, and earlier versions of `cloakfs status`, read as the hint.
         cached = [{**asdict(fact), "way_out": fact.hint} for fact in self._filesystem.cache.report()]
-        self._published.rules(cached, self.access(), self.locks(), self._numbers())
+        self._published.rules(
+            cached,
+            access=self.access(),
+            locks=self.locks(),
+            passthrough=passthrough_in_words(self._filesystem.passthrough.why_not()),
+            numbers=self._numbers(),
+        )
 
     def work(self) -> None:
         """Publish what was answered, read and refused so far."""
@@ -145,6 +151,7 @@ def figures(mount: Filesystem, index: Index) -> dict[str, Any]:
             "waiting_requests": mount.requests.waiting.total + mount.requests.writes.total,
             "waiting_locks": mount.locks.waiting.total,
             "locked_ranges": mount.locks.ranges.total,
+            "passthrough_files": mount.passthrough.files,
             "descriptors_cached": len(mount.nodes.descriptors),
             "descriptors_cached_most": mount.nodes.descriptors.max_fds,
             "descriptors_clients": mount.files.shares.total,

@@ -119,6 +119,7 @@ def make_filesystem(
         default_permissions=settings.mount_options.default_permissions,
         xattrs=settings.mount_options.xattrs,
         local_locks=settings.mount_options.local_locks,
+        passthrough=settings.mount_options.passthrough != "off",
         max_open=most - min(most // 4, _SPARE_DESCRIPTORS),
         tuning=settings.tuning,
     )

@@ -54,6 +54,7 @@ class Mounted:
             the earlier name of `hint`; some seconds old, and empty if it was not published.
         access: who checks permissions (`reasons.who_checks`); "" if it was not published.
         locks: where the locks of clients hold (`reasons.who_locks`); "" if it was not published.
+        passthrough: which files the kernel reads and writes by itself, in words; "" if it was not published.
         refused: how often callers were refused more than their share, by what they wanted more of; some seconds old.
         lacking: what this machine does not let the daemon do, one line each.
         numbers: what is wrong with inode numbers and file handles; "" if nothing is.
@@ -77,6 +78,7 @@ class Mounted:
     remembered: Sequence[Mapping[str, Any]] = ()
     access: str = ""
     locks: str = ""
+    passthrough: str = ""
     refused: Mapping[str, int] = field(default_factory=dict)
     lacking: Sequence[str] = ()
     numbers: str = ""
@@ -195,11 +197,15 @@ class PublishedState:
             self._now = replace(self._now, lacking=problems)
             self._try_to_write()
 
-    def rules(self, cached: Sequence[Mapping[str, Any]], access: str, locks: str, numbers: str = "") -> None:
-        """Publish what the kernel may cache, who checks permissions, where locks hold, what is wrong with numbers."""
-        now = self._now
-        if (cached, access, locks, numbers) != (now.remembered, now.access, now.locks, now.numbers):
-            self._now = replace(now, remembered=cached, access=access, locks=locks, numbers=numbers)
+    def rules(
+        self, cached: Sequence[Mapping[str, Any]], *, access: str, locks: str, passthrough: str, numbers: str
+    ) -> None:
+        """Publish what the kernel may cache or does by itself, who checks permissions, where locks hold, what fails."""
+        changed = replace(
+            self._now, remembered=cached, access=access, locks=locks, passthrough=passthrough, numbers=numbers
+        )
+        if changed != self._now:
+            self._now = changed
             self._try_to_write()
 
     def _try_to_write(self) -> None:

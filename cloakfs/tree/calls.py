@@ -14,11 +14,14 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from .. import linux
 from ..identity import ServerId
 from ..linux import ANY_CREDENTIALS, ROOT, Credentials, SpecialTime, Stat
 from ..linux.credentials import assume
+
+_T = TypeVar("_T")
 
 btrfs_top = linux.btrfs_top
 close = os.close
@@ -314,6 +317,16 @@ def fallocate(credentials: Credentials, fd: int, mode: int, offset: int, length:
     """See fallocate(2). Who calls determines who may use reserved blocks, and which set-id bits are cleared."""
     assume(credentials)
     linux.fallocate(fd, mode, offset, length)
+
+
+_NOBODY = Credentials(ServerId(65534), ServerId(65534), ())
+
+
+def as_nobody(call: Callable[[int], _T], number: int) -> _T:
+    """Make a call that takes CAP_SYS_ADMIN and remembers who makes it, as someone with no rights to any file."""
+    assume(_NOBODY)
+    with linux.raised(linux.CAP_SYS_ADMIN):
+        return call(number)
 
 
 # -- extended attributes ---------------------------------------------------------------------------

@@ -112,14 +112,25 @@ class RareFields:
     """What only few objects have.
 
     Attributes:
-        content, open_files, others, relocated: see the properties of `Object`.
+        backing, content, open_files, others, relocated: see the properties of `Object`.
+        opens_left: for how many more opens for writing the kernel is not told to write by itself.
         ctime_ahead: by how many nanoseconds replies give a later ctime than it has (`filesystem.recall`).
         reported_sizes: like `Object.reported_size`, in the views with other numbers.
     """
 
-    __slots__ = ("content", "ctime_ahead", "open_files", "others", "relocated", "reported_sizes")
+    __slots__ = (
+        "backing",
+        "content",
+        "ctime_ahead",
+        "open_files",
+        "opens_left",
+        "others",
+        "relocated",
+        "reported_sizes",
+    )
 
     def __init__(self) -> None:
+        self.backing = self.opens_left = 0
         self.ctime_ahead = 0
         self.content: tuple[int, ...] | None = None
         self.open_files: dict[int, int] | None = None
@@ -236,6 +247,11 @@ class Object:
     def content(self, content: tuple[int, ...] | None) -> None:
         if content is not None or self.rare is not None:
             self.rarely().content = content
+
+    @property
+    def backing(self) -> int:
+        """The id by which the kernel reads and writes it by itself (`filesystem.passthrough`); 0 if it does not."""
+        return 0 if self.rare is None else self.rare.backing
 
     def report_size(self, view: int, size: int) -> None:
         """Note that the kernel knows, from a reply or a write, that the file has this size."""

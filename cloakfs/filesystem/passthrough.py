@@ -1,0 +1,134 @@
+"""Files that the kernel reads and writes by itself, on the real file system (FUSE passthrough, Linux 6.9).
+
+The kernel does so for what programs open for writing: bytes then cost no request. What is only read, it caches anyway.
+
+It does so with the credentials of the thread that hands it the file, whoever has opened it. Those used here have no
+rights to any file, so that what is written drops set-id bits and capabilities, as on the real tree, and quotas hold.
+Blocks that are reserved for root or a group are out of reach, so that what root opens, and file systems with such a
+group, are left to the daemon.
+
+All who have an inode open at a time either pass through or use the kernel's pages; any other open fails (EIO). So the
+first open decides, for as long as any is left.
+"""
+
+import errno
+import logging
+import os
+import stat
+
+import trio
+
+from ..fuse import compatibility
+from ..linux import mountinfo
+from ..tree import calls
+from ..tree.filesystems import MountedFilesystem
+from ..tree.objects import Object
+from ..tree.request import SET_ID, Request
+
+log = logging.getLogger(__name__)
+
+# To hand a file over takes as long as some ten writes. A file that was open for so short a time is left to the daemon
+# the next times, and then tried again.
+_BRIEF_SECONDS = 0.02
+_OPENS_BY_DAEMON = 64
+
+# There is not enough of something just now; all other errors are for good.
+_FOR_NOW = frozenset({errno.ENOMEM, errno.ENFILE, errno.EMFILE, errno.ENOSPC})
+
+
+class Passthrough:
+    """Hands files to the kernel when they are opened, and takes them back when they are closed.
+
+    Args:
+        forbidden: why it must not, in words; "" if it may.
+    """
+
+    def __init__(self, forbidden: str) -> None:
+        self._forbidden = forbidden
+        self._why_not: dict[MountedFilesystem, str] = {}  # "" where it has been found to work
+        self._since: dict[Object, float] = {}  # since when the kernel does, for each file
+
+    @property
+    def files(self) -> int:
+        """How many files the kernel reads and writes by itself now."""
+        return len(self._since)
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether to ask the kernel for it."""
+        return not self._forbidden
+
+    def why_not(self) -> str:
+        """Return in words why no file is, or those of one file system are not; "" if all may be.
+
+        Known once the kernel has connected.
+        """
+        if self._forbidden:
+            return self._forbidden
+        if not compatibility.passes_through():
+            return compatibility.why_no_passthrough()
+        return next((f"{it.path}: {reason}" for it, reason in self._why_not.items() if reason), "")
+
+    def open(self, at: Request, fd: int, flags: int, *, may_begin: bool) -> int:
+        """Return the id by which the kernel reads and writes a file by itself; 0 if the daemon does.
+
+        To be called before the file counts as open (`OpenFiles.opened`).
+
+        Args:
+            at: the request that opens it, with its object.
+            fd: its descriptor.
+            flags: the client's flags of open(2).
+            may_begin: whether it may be the first open by which the kernel does.
+        """
+        obj = at.obj
+        if obj.backing or not may_begin or obj.open_files or flags & os.O_ACCMODE == os.O_RDONLY:
+            return obj.backing
+        filesystem = obj.filesystem
+        rare = obj.rarely()
+        if rare.opens_left:
+            rare.opens_left -= 1
+            return 0
+        if self._forbidden or at.number or not at.who.uid or self._reason(filesystem):
+            return 0
+        info = calls.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_mode & SET_ID:
+            return 0
+        try:
+            backing = calls.as_nobody(compatibility.open_backing, fd)
+        except OSError as exc:
+            if exc.errno not in _FOR_NOW:
+                self._why_not[filesystem] = str(exc.strerror)
+                log.info("%s: the kernel does not write files by itself: %s", filesystem.path, exc.strerror)
+            return 0
+        rare.backing = backing
+        self._since[obj] = trio.current_time()
+        return backing
+
+    def closing(self, obj: Object, fd: int) -> None:
+        """Take a file back that one client alone has open, with this descriptor, and is about to close."""
+        if len(obj.open_files) == 1:
+            obj.report_size(0, calls.fstat(fd).st_size)  # which the kernel knows, unlike the daemon
+            calls.as_nobody(compatibility.close_backing, obj.backing)
+            rare = obj.rarely()
+            rare.backing = 0
+            if trio.current_time() < self._since.pop(obj) + _BRIEF_SECONDS:
+                rare.opens_left = _OPENS_BY_DAEMON
+
+    def _reason(self, filesystem: MountedFilesystem) -> str:
+        """Return in words why files of this file system are left to the daemon; "" if they need not be."""
+        known = self._why_not.get(filesystem)
+        if known is None:
+            known = self._why_not[filesystem] = _find_reason(filesystem)
+        return known
+
+
+def _find_reason(filesystem: MountedFilesystem) -> str:
+    if not compatibility.passes_through():
+        return compatibility.why_no_passthrough()
+    if not filesystem.has_posix_rules:
+        return f"{filesystem.kind} does not go by mode bits and ACLs alone"
+    if not filesystem.watched:
+        return "changes are not reported"  # by which the daemon learns of what the kernel writes
+    if filesystem.reserves_for_groups and mountinfo.has_option(filesystem.device, b"resgid=", b"resuid="):
+        return "blocks are reserved for a user or a group"
+    return ""

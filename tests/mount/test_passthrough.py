@@ -1,0 +1,322 @@
+"""Files that the kernel reads and writes by itself (FUSE passthrough), beside the same calls on the bare tree."""
+
+import errno
+import mmap
+import os
+import random
+import resource
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyfuse3
+import pytest
+
+from cloakfs import linux
+from tests.agents import User, read, write
+from tests.mount.conftest import Mount, run, told
+from tests.mount.loopfs import filesystem
+from tests.mount.test_caching import CLOAKED
+from tests.mount.test_metrics import parsed
+from tests.mount.test_own_directory import taken
+from tests.waiting import wait_until
+
+OWNER, MEMBER, STRANGER = 3001, 3002, 3003
+
+MakeMount = Callable[..., Mount]
+MakeUser = Callable[..., User]
+
+pytestmark = [
+    pytest.mark.usefixtures("figures_at_once"),
+    pytest.mark.skipif(
+        not hasattr(pyfuse3, "open_backing"), reason="this pyfuse3 is not patched (scripts/setup --patched-pyfuse3)"
+    ),
+    pytest.mark.skipif(
+        tuple(map(int, os.uname().release.split(".")[:2])) < (6, 9), reason="the kernel has no passthrough (Linux 6.9)"
+    ),
+]
+
+
+@pytest.fixture(params=["ext4", "tmpfs"])
+def tree(request: pytest.FixtureRequest, base: str) -> Iterator[str]:
+    with filesystem(request.param, base) as top:
+        os.chmod(top, 0o755)
+        home = Path(top, "home")
+        home.mkdir(0o755)
+        for name, mode in (("log", 0o644), ("shared", 0o666), ("private", 0o600)):
+            (home / name).write_text("begins\n")
+            (home / name).chmod(mode)
+            os.chown(home / name, OWNER, OWNER)
+        os.chown(home, OWNER, OWNER)
+        yield top
+
+
+def write_many(path: str, flags: int, count: int) -> None:
+    fd = os.open(path, flags)
+    for _ in range(count):
+        os.write(fd, b"a line\n")
+    os.close(fd)
+
+
+def passing(m: Mount) -> int:
+    """How many files the kernel reads and writes by itself now."""
+    values = parsed(run("metrics", m.path).stdout)
+    return int(next(value for name, value in values.items() if "passthrough_files" in str(name)))
+
+
+def test_writes_take_no_request(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    m, owner = mount("-o", CLOAKED), user(OWNER)
+    assert "passes    files while somebody has them open who opened them for writing" in run("status", m.path).stdout
+    found = taken(m, owner, write_many, m.at("home/log"), os.O_WRONLY | os.O_APPEND, 100)
+    assert found["open"] == found["release"] == 1
+    assert found["write"] == 0
+    assert Path(tree, "home/log").read_text() == "begins\n" + 100 * "a line\n"
+    found = taken(m, owner, write_many, m.at("home/new"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 100)
+    assert found["create"] == found["release"] == 1
+    assert found["write"] == 0
+    # What is made at one go is left to the daemon: most of it is small.
+    assert taken(m, owner, write_many, m.at("home/small"), os.O_WRONLY | os.O_CREAT, 2)["write"] == 2
+
+
+@pytest.mark.parametrize("options", ["passthrough=off", "record=/dev/null", "views=3001:3001 3002:3002"])
+def test_where_it_is_off_the_daemon_writes(options: str, tree: str, mount: MakeMount, user: MakeUser) -> None:
+    m, owner = mount("-o", f"{CLOAKED},{options}"), user(OWNER)
+    assert "passes    no file (" in run("status", m.path).stdout
+    home = m.at("@3001/home") if "views" in options else m.at("home")
+    assert taken(m, owner, write_many, f"{home}/log", os.O_WRONLY | os.O_APPEND, 100)["write"] == 100
+
+
+def test_a_wrong_word_is_refused(tree: str, base: str) -> None:
+    os.mkdir(f"{base}/mnt")
+    done = run("mount", tree, f"{base}/mnt", "-o", "passthrough=on", check=False)
+    assert done.returncode == 2
+    assert "passthrough=on" in done.stderr
+    assert "expected passthrough=auto or passthrough=off" in done.stderr
+
+
+def test_root_is_left_to_the_daemon(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """Root may use blocks that are reserved for it."""
+    m, root = mount("-o", f"{CLOAKED},no_root_squash"), user(0)
+    assert taken(m, root, write_many, m.at("home/log"), os.O_WRONLY | os.O_APPEND, 10)["write"] == 10
+
+
+def test_a_file_that_was_open_briefly_is_left_to_the_daemon(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    m, owner = mount("-o", CLOAKED), user(OWNER)
+    for _ in range(50):
+        owner.do(write_many, m.at("home/log"), os.O_WRONLY, 1)
+    assert taken(m, owner, write_many, m.at("home/log"), os.O_WRONLY, 10)["write"] == 10
+
+
+def test_a_program_that_is_traced_is_seen_writing(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    m, owner = mount("-o", CLOAKED, "--debug"), user(OWNER)
+    assert taken(m, owner, write_many, m.at("home/log"), os.O_WRONLY, 10)["write"] == 10
+
+
+def test_others_read_what_is_written_at_once(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    m, owner, member = mount("-o", CLOAKED), user(OWNER), user(MEMBER)
+    path = m.at("home/log")
+    assert member.do(read, path) == b"begins\n"
+    early = member.do(os.open, path, os.O_RDONLY)  # goes by the kernel's pages, and so does whoever comes later
+    fd = owner.do(os.open, path, os.O_RDWR | os.O_APPEND)
+    assert passing(m) == 0
+    owner.do(os.write, fd, b"one\n")
+    assert member.do(os.pread, early, 100, 0) == b"begins\none\n"
+    member.do(os.close, early)
+    owner.do(os.close, fd)
+    fd = owner.do(os.open, path, os.O_RDWR | os.O_APPEND)
+    assert passing(m) == 1
+    for number in range(50):
+        owner.do(os.write, fd, b"%d\n" % number)
+        assert member.do(read, path).endswith(b"\n%d\n" % number)
+        assert member.do(os.stat, path).st_size == os.fstat(os.open(m.real("home/log"), os.O_PATH)).st_size
+    owner.do(os.close, fd)
+    wait_until(lambda: passing(m) == 0)
+    assert member.do(read, path) == read(m.real("home/log"))
+
+
+def test_a_second_mount_sees_it_when_it_is_told(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    first, second = mount("-o", CLOAKED), mount("-o", CLOAKED)
+    owner, member = user(OWNER), user(MEMBER)
+    fd = owner.do(os.open, first.at("home/log"), os.O_WRONLY | os.O_APPEND)
+    for number in range(10):
+        assert member.do(read, second.at("home/log")).count(b"\n") == number + 1
+        owner.do(os.write, fd, b"%d\n" % number)
+        told()
+    owner.do(os.close, fd)
+
+
+def _modes(user: User, path: str, mode: int, *, first: bool) -> int:
+    """The mode after a write by a file that is opened before, or after, the bits are set."""
+    fds = [] if first else [user.do(os.open, path, os.O_WRONLY)]
+    os.chmod(path, mode)
+    fds = fds or [user.do(os.open, path, os.O_WRONLY)]
+    user.do(os.write, fds[0], b"x")
+    user.do(os.close, fds[0])
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["set before", "set while open"])
+@pytest.mark.parametrize("mode", [0o4777, 0o2777, 0o2767, 0o6777])
+def test_what_is_written_drops_set_id_bits_as_on_the_bare_tree(
+    mode: int, first: bool, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    m, member = mount("-o", f"{CLOAKED},no_root_squash"), user(MEMBER)
+    expected = _modes(member, f"{tree}/home/shared", mode, first=first)
+    os.chmod(f"{tree}/home/shared", 0o666)
+    told()
+    assert _modes(member, m.at("home/shared"), mode, first=first) == expected
+    assert stat.S_IMODE(os.stat(f"{tree}/home/shared").st_mode) == expected
+
+
+def test_mapped_files_hold_what_is_written(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    m, owner, member = mount("-o", CLOAKED), user(OWNER), user(MEMBER)
+    path = m.at("home/log")
+    owner.do(write, path, b"\0" * 8192)
+    time.sleep(0.1)
+    assert owner.do(_through_a_mapping, path) == b"mapped"
+    assert member.do(read, path)[:6] == b"mapped"
+    assert read(m.real("home/log"))[4096:4100] == b"more"
+
+
+def _through_a_mapping(path: str) -> bytes:
+    fd = os.open(path, os.O_RDWR)
+    with mmap.mmap(fd, 8192) as mapped:
+        mapped[:6] = b"mapped"
+        mapped[4096:4100] = b"more"
+        found = os.pread(fd, 6, 0)
+        os.ftruncate(fd, 8192)
+    os.close(fd)
+    return found
+
+
+def test_what_is_hidden_meanwhile_stays_open_and_nothing_else(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """As where the daemon writes: whoever has a file open keeps it, and nobody gets it anew."""
+    m, member = mount("-o", CLOAKED), user(MEMBER)
+    fd = member.do(os.open, m.at("home/shared"), os.O_RDWR)
+    assert passing(m) == 1
+    os.chmod(m.real("home/shared"), 0o600)
+    told()
+    member.do(os.write, fd, b"still")
+    assert member.error(os.stat, m.at("home/shared")) == errno.ENOENT
+    assert member.error(os.open, m.at("home/shared"), os.O_WRONLY) == errno.ENOENT
+    assert member.error(os.open, f"/proc/self/fd/{fd}", os.O_WRONLY)
+    member.do(os.close, fd)
+    wait_until(lambda: passing(m) == 0)
+
+
+def test_opens_of_one_file_never_exclude_each_other(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """The kernel fails (EIO) an open that passes through beside one that does not: however they follow each other."""
+    m = mount("-o", CLOAKED)
+    users = [user(OWNER), user(MEMBER), user(STRANGER)]
+    chance = random.Random(35)
+    paths = [m.at("home/shared"), m.at("home/second name"), m.at("home/log")]
+    os.link(m.real("home/shared"), m.real("home/second name"))
+    flags = (os.O_RDONLY, os.O_WRONLY, os.O_RDWR | os.O_APPEND, os.O_RDWR | os.O_CREAT, os.O_WRONLY | os.O_TRUNC)
+    held: list[tuple[User, int]] = []
+    passed = 0
+    for step in range(600):
+        if held and chance.random() < 0.5:
+            who, fd = held.pop(chance.randrange(len(held)))
+            who.do(os.close, fd)
+            continue
+        who, path, how = chance.choice(users), chance.choice(paths), chance.choice(flags)
+        try:
+            fd = who.do(os.open, path, how)
+        except PermissionError:
+            assert path.endswith("log")
+            assert how != os.O_RDONLY
+            continue
+        held.append((who, fd))
+        if how & os.O_ACCMODE != os.O_RDONLY:
+            who.do(os.pwrite, fd, b"%d" % step, 0)
+        if step % 20 == 0:
+            passed = max(passed, passing(m))
+    assert passed > 0
+    for who, fd in held:
+        who.do(os.close, fd)
+    wait_until(lambda: passing(m) == 0)
+
+
+def test_what_is_removed_or_renamed_goes_on_until_it_is_closed(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    m, owner = mount("-o", CLOAKED), user(OWNER)
+    fd = owner.do(os.open, m.at("home/log"), os.O_RDWR)
+    owner.do(os.rename, m.at("home/log"), m.at("home/old"))
+    owner.do(os.pwrite, fd, b"renamed", 0)
+    assert read(m.real("home/old")) == b"renamed"
+    owner.do(os.unlink, m.at("home/old"))
+    owner.do(os.pwrite, fd, b"removed", 0)
+    assert owner.do(os.pread, fd, 7, 0) == b"removed"
+    owner.do(write, m.at("home/log"), b"another")
+    assert owner.do(read, m.at("home/log")) == b"another"
+    owner.do(os.close, fd)
+
+
+def test_appends_after_it_go_to_the_real_end(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """The daemon has not seen how long the file has become."""
+    m, owner = mount("-o", CLOAKED), user(OWNER)
+    path = m.at("home/log")
+    fd = owner.do(os.open, path, os.O_WRONLY)
+    owner.do(os.pwrite, fd, b"x" * 1000, 0)
+    owner.do(os.close, fd)
+    for number in range(5):
+        owner.do(write_many, path, os.O_WRONLY | os.O_APPEND, 1)
+        with open(m.real("home/log"), "ab") as behind:
+            behind.write(b"behind\n")
+        told()
+        lines = read(m.real("home/log")).removeprefix(b"x" * 1000)
+        assert lines == (number + 1) * b"a line\nbehind\n"
+
+
+def test_a_write_beyond_the_limit_of_the_process_fails(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    m, owner = mount("-o", CLOAKED), user(OWNER)
+    for top in (tree, m.path):
+        assert owner.do(_beyond_the_limit, f"{top}/home/log") == errno.EFBIG
+
+
+def _beyond_the_limit(path: str) -> int:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.pwrite(fd, b"x", 5000)
+    except OSError as exc:
+        return exc.errno or -1
+    finally:
+        os.close(fd)
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return 0
+
+
+def test_the_daemon_is_killed_while_a_program_writes(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """The program goes on with the file, and everything that it has written is there; only the daemon's part fails."""
+    m, owner = mount("-o", CLOAKED), user(OWNER)
+    fd = owner.do(os.open, m.at("home/log"), os.O_RDWR | os.O_APPEND)
+    owner.do(os.write, fd, b"before\n")
+    os.kill(m.pid, signal.SIGKILL)
+    wait_until(lambda: not os.path.ismount(m.path))
+    owner.do(os.write, fd, b"after\n")
+    assert owner.do(os.pread, fd, 100, 0) == b"begins\nbefore\nafter\n"
+    assert owner.error(os.fsync, fd) == errno.ENOTCONN
+    owner.error(os.close, fd)
+    assert read(f"{tree}/home/log") == b"begins\nbefore\nafter\n"
+
+
+def test_a_file_system_that_is_stacked_is_left_to_the_daemon(base: str, mount: MakeMount, user: MakeUser) -> None:
+    for name in ("lower", "upper", "work", "merged"):
+        os.mkdir(f"{base}/{name}")
+    with filesystem("tmpfs", f"{base}/upper"):
+        for name in ("up", "work"):
+            os.mkdir(f"{base}/upper/{name}", 0o755)
+        words = f"lowerdir={base}/lower,upperdir={base}/upper/up,workdir={base}/upper/work"
+        linux.mount("overlay", f"{base}/merged", "overlay", 0, words)
+        try:
+            os.chmod(f"{base}/merged", 0o777)
+            m, owner = mount("-o", "no_root_squash", source=f"{base}/merged"), user(OWNER)
+            owner.do(write, m.at("file"), b"1")
+            assert taken(m, owner, write_many, m.at("file"), os.O_WRONLY, 10)["write"] == 10
+            run("umount", m.path)
+        finally:
+            linux.umount(f"{base}/merged")
