@@ -64,8 +64,11 @@ def reason_of(
         return f"{plugin_rule(policy)} failed"
     if is_root:
         return "the root of an export is always visible"
-    if not is_built_in(policy, "visible"):
-        return plugin_rule(policy)
+    return _reason_of_rules(policy, caller, attrs, verdicts) if is_built_in(policy, "visible") else plugin_rule(policy)
+
+
+def _reason_of_rules(policy: Policy, caller: Caller, attrs: Attrs, verdicts: list[Verdict]) -> str:
+    """Return why the options of an export hide an object from a caller, or do not, in the order of what counts."""
     if not policy.hides:
         return "nothing is hidden: there is no cloak_list"
     if caller.uid == attrs.uid:

@@ -3,9 +3,10 @@
 Whoever adds an option adds a row to the tables here. Then the tests say which place does not know it yet.
 """
 
+import ast
 import itertools
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,8 @@ GIVEN = {
 }
 """For each field of `Options`, an option that sets it, in the form in which it is printed."""
 
-HIDDEN = {"cloak_list": "uid +000 0 -1 hides it (no bit of the mask met)"}
-"""For each option that hides something by itself: why a file is hidden by the one in `GIVEN`."""
+HIDDEN = {"cloak_list": ("secret", "uid +000 0 -1 hides it (no bit of the mask met)")}
+"""For each option that hides something by itself: a name that the one in `GIVEN` hides in `OTHERS`, and the reason."""
 
 ANN = Caller(ServerId(1), ServerId(1), frozenset({ServerId(1)}))
 OTHERS = Attrs("secret", 0o100644, ServerId(2), ServerId(2))
@@ -64,6 +65,13 @@ class WithNames(Options):
 
 
 BY_NAMES = WithNames(hide_names=("secret",))
+
+
+@dataclass(frozen=True, slots=True)
+class WithSet(Options):
+    """Options as they would be if another one hid objects by a set of something."""
+
+    hide_all_of: set[str] = option(set, hides=Hides.MORE, reloads=True)  # noqa: RUF009  (as in `Options`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +130,38 @@ def test_the_text_of_each_option_is_tried() -> None:
     assert FIELDS.keys() == set(NAMES)
 
 
+def telling_names(option_text: str) -> set[str]:
+    """Return names by which a policy might hide objects: of words in the option, and of texts in the policy's code."""
+    tree = ast.parse((TOP / "cloakfs/policy.py").read_text())
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    words = {word for word in {*texts, *re.findall(r"[\w.-]+", option_text)} if word and len(word) < 20}
+    return {"secret", "other", *words, *(f"a{word}" for word in words), *(f"{word}a" for word in words)}
+
+
+ATTRIBUTES = [
+    (mode, ServerId(uid), ServerId(gid))
+    for mode, uid, gid in itertools.product((0o100000, 0o100644, 0o100777), (1, 2, 3), (1, 2, 3))
+]
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - hiding(Hides.IDS_AND_MODE, Hides.MORE, Hides.PLUG_IN)))
+def test_what_hides_nothing_hides_nothing(name: str) -> None:
+    """Where this fails for an option, `hides` of its field is wrong, and nobody would be warned."""
+    policy = Policy(given(name))
+    for at, (mode, uid, gid) in itertools.product(telling_names(GIVEN[name]), ATTRIBUTES):
+        assert policy.visible(ANN, Attrs(at, mode, uid, gid)), at
+
+
 @pytest.mark.parametrize("name", sorted(hiding(Hides.IDS_AND_MODE)))
 @pytest.mark.parametrize("who", [ANN, Caller(ServerId(3), ServerId(2), frozenset({ServerId(2)}))])
 def test_what_goes_by_ids_and_mode_goes_by_nothing_else(name: str, who: Caller) -> None:
     """Such a view asks the cloak_list alone (`View.cloak`), and so must see no less than the policy hides."""
     policy, cloak = Policy(given(name)), View(Policy(given(name))).cloak
     assert cloak is not None
-    for mode, uid, gid in itertools.product((0o100000, 0o100644, 0o100777), (1, 2, 3), (1, 2, 3)):
-        for at in ("secret", "other"):
-            attrs = Attrs(at, mode, ServerId(uid), ServerId(gid))
-            admitted = cloak.condition(mode, ServerId(uid), ServerId(gid)).admits(who.uid, who.groups.__contains__)
-            assert policy.visible(who, attrs) == admitted, attrs
+    for mode, uid, gid in ATTRIBUTES:
+        admitted = cloak.condition(mode, uid, gid).admits(who.uid, who.groups.__contains__)
+        for at in telling_names(GIVEN[name]):
+            assert policy.visible(who, Attrs(at, mode, uid, gid)) == admitted, at
 
 
 @pytest.mark.parametrize("options", [given("cloak_list"), given("policy"), BY_NAMES], ids=["rule", "plug-in", "names"])
@@ -144,6 +173,8 @@ def test_clients_that_share_a_cache_are_warned_of(options: Options) -> None:
 
 def test_an_option_is_given_if_its_value_is_not_the_default() -> None:
     assert not WithLevels().may_hide
+    assert not WithSet().may_hide
+    assert WithSet(hide_all_of={"a"}).may_hide
     assert WithLevels(hide_below=0).may_hide
     assert not WithLevels(hide_below=0).by_ids_and_mode
     assert Policy(WithLevels(hide_below=0)).hides
@@ -190,9 +221,11 @@ def test_status_says_why_not(fixed: Caller | None) -> None:
 @pytest.mark.parametrize("name", sorted(HIDDEN))
 def test_a_reason_is_given(name: str) -> None:
     policy = Policy(given(name))
-    assert not policy.visible(ANN, OTHERS)
-    verdicts = policy.cloak.judge(OTHERS.mode, OTHERS.uid, OTHERS.gid, ANN.uid, ANN.groups)
-    assert reason_of(policy, ANN, OTHERS, verdicts, is_root=False, is_shown=True) == HIDDEN[name]
+    hidden, reason = HIDDEN[name]
+    attrs = replace(OTHERS, name=hidden)
+    assert not policy.visible(ANN, attrs)
+    verdicts = policy.cloak.judge(attrs.mode, attrs.uid, attrs.gid, ANN.uid, ANN.groups)
+    assert reason_of(policy, ANN, attrs, verdicts, is_root=False, is_shown=True) == reason
 
 
 def test_what_a_reload_changes() -> None:
