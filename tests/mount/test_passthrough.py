@@ -7,7 +7,6 @@ import random
 import resource
 import signal
 import stat
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -157,6 +156,11 @@ def _modes(user: User, path: str, mode: int, *, first: bool) -> int:
     return stat.S_IMODE(os.stat(path).st_mode)
 
 
+def test_in_a_single_fixed_view(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    m, owner = mount("-o", f"rw,views={OWNER}:{OWNER}"), user(OWNER)
+    assert taken(m, owner, write_many, m.at("home/log"), os.O_WRONLY | os.O_APPEND, 100)["write"] == 0
+
+
 @pytest.mark.parametrize("first", [True, False], ids=["set before", "set while open"])
 @pytest.mark.parametrize("mode", [0o4777, 0o2777, 0o2767, 0o6777])
 def test_what_is_written_drops_set_id_bits_as_on_the_bare_tree(
@@ -173,22 +177,23 @@ def test_what_is_written_drops_set_id_bits_as_on_the_bare_tree(
 def test_mapped_files_hold_what_is_written(tree: str, mount: MakeMount, user: MakeUser) -> None:
     m, owner, member = mount("-o", CLOAKED), user(OWNER), user(MEMBER)
     path = m.at("home/log")
-    owner.do(write, path, b"\0" * 8192)
-    time.sleep(0.1)
-    assert owner.do(_through_a_mapping, path) == b"mapped"
+    os.truncate(m.real("home/log"), 8192)
+    told()
+    found = taken(m, owner, _through_a_mapping, path)
+    assert (found["open"], found["read"], found["write"]) == (1, 0, 0)
     assert member.do(read, path)[:6] == b"mapped"
     assert read(m.real("home/log"))[4096:4100] == b"more"
 
 
-def _through_a_mapping(path: str) -> bytes:
+def _through_a_mapping(path: str) -> None:
     fd = os.open(path, os.O_RDWR)
     with mmap.mmap(fd, 8192) as mapped:
         mapped[:6] = b"mapped"
         mapped[4096:4100] = b"more"
-        found = os.pread(fd, 6, 0)
-        os.ftruncate(fd, 8192)
+        assert os.pread(fd, 6, 0) == b"mapped"
+        os.pwrite(fd, b"written", 100)
+        assert mapped[100:107] == b"written"
     os.close(fd)
-    return found
 
 
 def test_what_is_hidden_meanwhile_stays_open_and_nothing_else(tree: str, mount: MakeMount, user: MakeUser) -> None:

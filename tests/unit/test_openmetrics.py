@@ -33,7 +33,7 @@ FIGURES: dict[str, Any] = {
     "gauges": {
         "waiting_requests": 1, "descriptors_cached": 2, "descriptors_cached_most": 3, "descriptors_clients": 4,
         "descriptors_clients_most": 5, "known_objects": 6, "index_bytes": 7,
-        "waiting_locks": 8, "locked_ranges": 9,
+        "waiting_locks": 8, "locked_ranges": 9, "passthrough_files": 10,
     },
 }  # fmt: skip
 
