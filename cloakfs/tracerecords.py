@@ -13,10 +13,10 @@ from .messages import printable
 Record = dict[str, Any]
 
 OPERATIONS = (
-    "access", "create", "fallocate", "flock", "flush", "fsync", "fsyncdir", "getattr", "getlk", "getxattr", "link",
-    "listxattr", "lookup", "lseek", "mkdir", "mknod", "open", "opendir", "read", "readdir", "readlink", "release",
-    "releasedir", "removexattr", "rename", "rmdir", "setattr", "setlk", "setxattr", "statfs", "symlink", "unlink",
-    "unlock", "write",
+    "access", "copy_file_range", "create", "fallocate", "flock", "flush", "fsync", "fsyncdir", "getattr", "getlk",
+    "getxattr", "link", "listxattr", "lookup", "lseek", "mkdir", "mknod", "open", "opendir", "read", "readdir",
+    "readlink", "release", "releasedir", "removexattr", "rename", "rmdir", "setattr", "setlk", "setxattr", "statfs",
+    "symlink", "unlink", "unlock", "write",
 )  # fmt: skip
 """The operations that are traced."""
 

@@ -20,6 +20,10 @@ from .operation import operation
 _NOT_AGAIN = os.O_CREAT | os.O_EXCL | os.O_NOCTTY | os.O_NOFOLLOW | os.O_DIRECT | linux.FMODE_EXEC
 
 
+# By one request: half a second on a slow disk. A program asks for the rest (copy_file_range(2)).
+_MOST_COPIED = 64 << 20
+
+
 def reopen_flags(flags: int) -> int:
     """Return the flags with which the real file is opened for a client that used `flags`.
 
@@ -67,10 +71,10 @@ def _may_have_more(at: Request, flags: int) -> bool:
 
 
 class DataOperations(Core):
-    """OPEN, READ, WRITE, FALLOCATE, LSEEK, FLUSH, FSYNC, RELEASE.
+    """OPEN, READ, WRITE, FALLOCATE, COPY_FILE_RANGE, LSEEK, FLUSH, FSYNC, RELEASE.
 
-    pyfuse3 passes on FALLOCATE and LSEEK only with the patch in contrib/pyfuse3. Without it, the kernel fails the
-    former with EOPNOTSUPP, and treats all of a file as data.
+    pyfuse3 passes on FALLOCATE, COPY_FILE_RANGE and LSEEK only with the patches in contrib/pyfuse3. Without them, the
+    kernel fails the first with EOPNOTSUPP, copies by reading and writing, and treats all of a file as data.
     """
 
     @operation
@@ -206,6 +210,33 @@ class DataOperations(Core):
             await self._may_have_lost_set_id(fh)
         if not mode & linux.FALLOC_FL_KEEP_SIZE and off + length > obj.size_in_kernel(file.number):
             obj.report_size(file.number, off + length)
+
+    @operation
+    async def copy_file_range(
+        self, fh_in: FileHandleT, off_in: int, fh: FileHandleT, off: int, size: int, flags: FlagT
+    ) -> int:
+        """See copy_file_range(2): `fh`, from `off` on, gets a part of `fh_in`, which the real file system may share.
+
+        It is called as the caller that opened `fh` (as in `write`). Where it cannot copy, the kernel reads and writes.
+
+        Returns:
+            how many bytes were copied: at most so many that no thread is busy with it for long.
+        """
+        self.files.require_readable(fh_in)
+        await self._check_again(fh_in, os.R_OK)
+        await self._check_again(fh, os.W_OK)
+        file = self.files.by_fd[fh]
+        obj, opener = file.obj, file.opener
+        assert opener is not None
+        copy = partial(calls.copy_file_range, opener, fh_in, off_in, fh, off, min(size, _MOST_COPIED))
+        with self.reader.thread_writes(obj.filesystem):
+            done = await trio.to_thread.run_sync(copy, abandon_on_cancel=True)
+        if self.files.may_lose_set_id(file):
+            await self._may_have_lost_set_id(fh)
+        file.written += done
+        if off + done > obj.size_in_kernel(file.number):
+            obj.report_size(file.number, off + done)
+        return done
 
     @operation
     async def lseek(self, fh: FileHandleT, off: int, whence: int) -> int:

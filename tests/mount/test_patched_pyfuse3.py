@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -375,3 +376,110 @@ def test_who_writes_little_at_a_time(tree: str, mount: MakeMount, user: Callable
     found = requests(m) - before
     assert found["write"] == 50
     assert (found["getxattr"] <= 2) if HAS_PATCH else (found["getxattr"] == 50)
+
+
+# -- copy_file_range(2) ----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["ext4", "xfs", "btrfs"])
+def copying(request: pytest.FixtureRequest, base: str, mount: MakeMount) -> Iterator[tuple[Mount, str]]:
+    """A mount, and the kind of the file system below."""
+    with filesystem(request.param, base) as path:
+        os.chmod(path, 0o777)
+        yield mount("-o", "rw", source=path), request.param
+
+
+def copy(source: str, target: str, size: int, offset: int = 0, to: int = 0) -> None:
+    """Copy as `cp` does: until nothing is left."""
+    fds = os.open(source, os.O_RDONLY), os.open(target, os.O_WRONLY | os.O_CREAT, 0o666)
+    done = 0
+    try:
+        while done < size and (step := os.copy_file_range(*fds, size - done, offset + done, to + done)):
+            done += step
+    finally:
+        for fd in fds:
+            os.close(fd)
+    assert done == size
+
+
+@with_patch
+def test_a_copy_moves_no_bytes_through_the_daemon(
+    copying: tuple[Mount, str], user: Callable[..., User], figures_at_once: None
+) -> None:
+    m, kind = copying
+    content = os.urandom(3 * M)
+    with User(UID) as who:
+        who.do(write, m.at("from"), content)
+        before = requests(m)
+        who.do(copy, m.at("from"), m.at("to"), 3 * M)
+        found = requests(m) - before
+        assert found["copy_file_range"] >= 1
+        assert found["read"] == found["write"] == 0
+        assert who.do(read, m.at("to")) == content
+        assert os.stat(m.real("to")).st_uid == UID
+        # In the middle, within a file, and beyond what there is.
+        who.do(copy, m.at("from"), m.at("to"), K, 10, 5 * M)
+        assert read(m.at("to"))[5 * M :] == content[10 : 10 + K]
+        assert os.stat(m.at("to")).st_size == 5 * M + K
+        who.do(copy, m.at("to"), m.at("to"), K, 0, 2 * M)
+        assert read(m.real("to"))[2 * M : 2 * M + K] == content[:K]
+        with pytest.raises(AssertionError):
+            who.do(copy, m.at("from"), m.at("other"), 4 * M)
+        assert os.stat(m.at("other")).st_size == 3 * M
+    if kind != "ext4":
+        assert is_shared(m.real("from"))
+
+
+def is_shared(path: str) -> bool:
+    return "shared" in subprocess.run(["filefrag", "-v", path], check=True, capture_output=True, text=True).stdout
+
+
+@with_patch
+def test_a_copy_larger_than_a_request_is_whole(there: Mount) -> None:
+    size = 70 * M if os.statvfs(there.source).f_bavail * 4096 > 160 * M else 10 * M
+    content = os.urandom(M) * (size // M)
+    write(there.at("large"), content)
+    copy(there.at("large"), there.at("copy"), size)
+    assert read(there.real("copy")) == content
+
+
+@with_patch
+def test_a_copy_drops_set_id_bits_as_on_the_bare_tree(copying: tuple[Mount, str]) -> None:
+    m, _ = copying
+    write(m.real("from"), b"content")
+    found = []
+    for top, name in ((m.source, "bare"), (m.path, "mounted")):
+        write(m.real(name), b"")
+        os.chmod(m.real(name), 0o6777)
+        told()
+        with User(UID) as who:
+            who.do(copy, f"{top}/from", f"{top}/{name}", 7)
+        found.append((os.stat(f"{top}/{name}").st_mode, read(f"{top}/{name}")))
+    assert found[0] == found[1]
+
+
+@with_patch
+def test_a_copy_needs_what_reading_and_writing_needs(copying: tuple[Mount, str]) -> None:
+    m, _ = copying
+    write(m.real("from"), b"content")
+    with User(UID) as who:
+        assert who.error(_copy_between, m.at("from"), os.O_RDONLY, m.at("from"), os.O_RDONLY) == errno.EBADF
+        assert who.error(_copy_between, m.at("from"), os.O_WRONLY, m.at("to"), os.O_WRONLY | os.O_CREAT) == errno.EBADF
+        assert who.error(_copy_between, m.at("from"), os.O_RDONLY, m.at("to"), os.O_WRONLY | os.O_APPEND) == errno.EBADF
+
+
+def _copy_between(source: str, how: int, target: str, how_target: int) -> None:
+    fds = os.open(source, how), os.open(target, how_target, 0o666)
+    try:
+        os.copy_file_range(*fds, 7, 0, 0)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+@with_patch
+def test_a_full_disk_ends_a_copy(there: Mount) -> None:
+    size = 40 * M
+    write(there.at("large"), b"x" * size)
+    with pytest.raises(OSError, match="No space left"):
+        copy(there.at("large"), there.at("copy"), size)
