@@ -183,7 +183,7 @@ def test_a_fixed_view_remembers_everything(options: str, scene: str, mount: Make
 
 @pytest.mark.usefixtures("figures_at_once")
 def test_without_extended_attributes_nobody_asks_for_them(scene: str, mount: MakeMount, user: MakeUser) -> None:
-    m = mount("-o", f"{CLOAKED},noxattr")
+    m = mount("-o", f"{CLOAKED},noxattr,passthrough=off")
     other = user(OTHER)
     # Which of them is for the kernel to choose: it knows of ACLs by itself from Linux 6.2 on.
     there_is_none = other.error(os.getxattr, m.at("open/public"), "system.posix_acl_access")

@@ -370,7 +370,7 @@ def many_lines(path: str) -> None:
 @pytest.mark.usefixtures("figures_at_once")
 def test_who_writes_little_at_a_time(tree: str, mount: MakeMount, user: Callable[..., User]) -> None:
     os.chmod(tree, 0o1777)
-    m, ann = mount("-o", "no_root_squash"), user(3001)
+    m, ann = mount("-o", "no_root_squash,passthrough=off"), user(3001)
     before = requests(m)
     ann.do(many_lines, m.at("log"))
     found = requests(m) - before

@@ -46,7 +46,7 @@ def test_a_close_that_takes_long(base: str, mount: MakeMount, user: MakeUser) ->
     begun, go = os.path.join(marks, "begun"), os.path.join(marks, "go")
     Path(base, "real", "file").touch()
     with daemons_with(partial(alterations.close_slowly, begun, go)):
-        m, ann, bob = mount("-o", "no_root_squash"), user(ANN), user(BOB)
+        m, ann, bob = mount("-o", "no_root_squash,passthrough=off"), user(ANN), user(BOB)
         try:
             ann.do(rewrite, m.at("large"), 3)
             while not os.path.exists(begun):
@@ -74,7 +74,7 @@ def test_a_write_by_a_member_of_the_group_leaves_set_gid(base: str, mount: MakeM
     with filesystem("tmpfs", base) as tree:  # where files are made without the caller's groups
         os.mkdir(os.path.join(tree, "own"), 0o755)
         os.chown(os.path.join(tree, "own"), ANN, ANN)
-        m, ann = mount("-o", "no_root_squash", source=tree), user(ANN, ANN, [GROUP])
+        m, ann = mount("-o", "no_root_squash,passthrough=off", source=tree), user(ANN, ANN, [GROUP])
         expected = ann.do(make_set_gid_and_write, os.path.join(tree, "own/bare"))
         assert ann.do(make_set_gid_and_write, m.at("own/file")) == expected == 0o2664
 
@@ -110,7 +110,7 @@ def written(m: Mount, count: int) -> tuple[int, int]:
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "tmpfs"])
 def test_small_writes_to_a_disk_take_no_thread(base: str, mount: MakeMount, user: MakeUser, kind: str) -> None:
     with filesystem(kind, base) as tree:
-        m, ann = mount("-o", "no_root_squash", source=tree), user(ANN)
+        m, ann = mount("-o", "no_root_squash,passthrough=off", source=tree), user(ANN)
         ann.do(append, m.at("log"), [100, 5000, 100_000])
         ann.do(append, m.at("log"), [100] * 50)
         if kind == "tmpfs":  # where there is nothing to decide
@@ -124,7 +124,7 @@ def test_small_writes_to_a_disk_take_no_thread(base: str, mount: MakeMount, user
 
 def test_writes_that_may_wait_are_made_by_threads(base: str, mount: MakeMount, user: MakeUser) -> None:
     with filesystem("ext4", base) as tree:
-        m, ann = mount("-o", "no_root_squash", source=tree), user(ANN)
+        m, ann = mount("-o", "no_root_squash,passthrough=off", source=tree), user(ANN)
         ann.do(append, m.at("large"), [1 << 20])
         assert written(m, 1) == (0, 1)
         for flag in (os.O_SYNC, os.O_DSYNC):
@@ -138,7 +138,7 @@ def test_writes_that_may_wait_are_made_by_threads(base: str, mount: MakeMount, u
 def test_on_a_disk_that_is_nearly_full_threads_write(base: str, mount: MakeMount, user: MakeUser) -> None:
     """There, the file system may wait for the disk to find room."""
     with filesystem("ext4", base) as tree:
-        m, ann = mount("-o", "no_root_squash", source=tree), user(ANN)
+        m, ann = mount("-o", "no_root_squash,passthrough=off", source=tree), user(ANN)
         with open(f"{tree}/filler", "wb") as filler:
             there = os.statvfs(tree)
             os.posix_fallocate(filler.fileno(), 0, there.f_bavail * there.f_frsize - (10 << 20))
@@ -150,14 +150,14 @@ def test_on_a_disk_that_is_nearly_full_threads_write(base: str, mount: MakeMount
 def test_while_there_are_many_dirty_pages_threads_write(base: str, mount: MakeMount, user: MakeUser) -> None:
     """The kernel then has those who write wait; the others of this mount must not wait with them."""
     with filesystem("ext4", base) as tree, daemons_with(alterations.no_room_for_dirty_pages):
-        m, ann = mount("-o", "no_root_squash", source=tree), user(ANN)
+        m, ann = mount("-o", "no_root_squash,passthrough=off", source=tree), user(ANN)
         ann.do(append, m.at("log"), [100] * 20)
         assert written(m, 20) == (0, 20)
 
 
 def test_a_write_that_waits_makes_threads_write(base: str, mount: MakeMount, user: MakeUser) -> None:
     with filesystem("ext4", base) as tree, daemons_with(alterations.writes_wait_in_the_loop):
-        m, ann = mount("-o", "no_root_squash", source=tree), user(ANN)
+        m, ann = mount("-o", "no_root_squash,passthrough=off", source=tree), user(ANN)
         ann.do(append, m.at("log"), [100] * 20)
         assert written(m, 20) == (1, 19)
 
@@ -170,7 +170,7 @@ def test_while_a_thread_allocates_threads_write(base: str, mount: MakeMount, use
     os.chmod(marks, 0o777)  # whoever the daemon acts as
     begun, go = os.path.join(marks, "begun"), os.path.join(marks, "go")
     with filesystem("ext4", base) as tree, daemons_with(partial(alterations.allocate_slowly, begun, go)):
-        m, ann, bob = mount("-o", "no_root_squash", source=tree), user(ANN), user(BOB)
+        m, ann, bob = mount("-o", "no_root_squash,passthrough=off", source=tree), user(ANN), user(BOB)
         try:
             ann.start(fallocate_new, m.at("large"))
             wait_until(lambda: os.path.exists(begun))
