@@ -11,6 +11,7 @@ All who have an inode open at a time either pass through or use the kernel's pag
 first open decides, for as long as any is left.
 """
 
+import contextlib
 import errno
 import logging
 import os
@@ -108,8 +109,9 @@ class Passthrough:
         """Take a file back that one client alone has open, with this descriptor, and is about to close."""
         if len(obj.open_files) == 1:
             obj.report_size(0, calls.fstat(fd).st_size)  # which the kernel knows, unlike the daemon
-            calls.as_nobody(compatibility.close_backing, obj.backing)
             rare = obj.rarely()
+            with contextlib.suppress(OSError):  # the session has ended
+                calls.as_nobody(compatibility.close_backing, rare.backing)
             rare.backing = 0
             if trio.current_time() < self._since.pop(obj) + _BRIEF_SECONDS:
                 rare.opens_left = _OPENS_BY_DAEMON
