@@ -64,20 +64,15 @@ def reason_of(
         return f"{plugin_rule(policy)} failed"
     if is_root:
         return "the root of an export is always visible"
-    return _reason_of_rules(policy, caller, attrs, verdicts) if is_built_in(policy, "visible") else plugin_rule(policy)
-
-
-def _reason_of_rules(policy: Policy, caller: Caller, attrs: Attrs, verdicts: list[Verdict]) -> str:
-    """Return why the options of an export hide an object from a caller, or do not, in the order of what counts."""
+    if not is_built_in(policy, "visible"):
+        return plugin_rule(policy)
     if not policy.hides:
         return "nothing is hidden: there is no cloak_list"
     if caller.uid == attrs.uid:
         return "owners see their own files"
     if caller.uid in policy.cloak.exempt:
         return f"server uid {caller.uid} is exempt"
-    if not verdicts:
-        return "no definition selects it"
-    return "; ".join(map(describe, verdicts))
+    return "; ".join(map(describe, verdicts)) or "no definition selects it"
 
 
 def describe(verdict: Verdict) -> str:

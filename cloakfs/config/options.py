@@ -1,7 +1,7 @@
 """The content of an entry of exports.d: typed values, with the defaults of exports(5)."""
 
 from collections.abc import Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -42,11 +42,6 @@ def option(default: Any, *, hides: Hides, reloads: bool) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def default_of(it: Field[Any]) -> Any:
-    """Return the value of a field of `Options` that means that the option is not given."""
-    return it.default if it.default_factory is MISSING else it.default_factory()
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
     """The options of one export; the defaults are those of exports(5).
@@ -82,8 +77,12 @@ class Options:
 
     def hiding(self, *by: Hides) -> list[str]:
         """Return the names of the options that are given and hide objects in one of these ways."""
-        hiding = [it for it in fields(self) if it.metadata["hides"] in by]
-        return [it.name for it in hiding if getattr(self, it.name) != default_of(it)]
+        return [
+            it.name
+            for it in fields(self)
+            if it.metadata["hides"] in by
+            and getattr(self, it.name) != (it.default if it.default_factory is MISSING else it.default_factory())
+        ]
 
     @property
     def hides(self) -> bool:

@@ -91,7 +91,7 @@ def test_what_was_acknowledged_is_in_the_file(kind: str, disk: str, base: str) -
     count.touch()
     os.chown(count, UID, UID)
     with nobody_waits_for_ever(f"{base}/views"), User(UID) as writer:
-        run("mount", m.source, m.path)
+        run("mount", m.source, m.path, "-o", "passthrough=off")
         writer.start(write_until_an_error, m.at("file"), kind, str(count))
         wait_until(lambda: int(count.read_text() or "0") >= 100, SECONDS)
         os.kill(m.pid, signal.SIGKILL)
