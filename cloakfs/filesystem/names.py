@@ -475,10 +475,9 @@ class NameOperations(Core):
             raise
         opener = maker if is_new and not self.ganesha else None  # Ganesha's right to use it is checked again and again
         of_file = Request(at.number, at.view, at.who, obj, fd, info, at.viewer)
-        backing = 0
-        if not is_new or flags & os.O_APPEND:  # of what is made and not appended to, most is small, and written at once
-            may_begin = bool(flags & os.O_APPEND) and self.requests.trace is None
-            backing = self.passthrough.open(of_file, fd, flags, may_begin=may_begin)
+        # Of what is made and not appended to, most is small, and written at once.
+        may_begin = bool(flags & os.O_APPEND) and self.requests.trace is None
+        backing = self.passthrough.open(of_file, fd, flags, may_begin=may_begin) if may_begin or not is_new else 0
         fh = self.files.opened(fd, of_file, as_opener=True, opener=opener, flags=flags)
         opened = FileInfo(fh=fh, keep_cache=False)
         return with_backing(opened, backing) if backing else opened, entry
