@@ -153,7 +153,7 @@ def test_nothing_that_was_mapped_is_lost_because_much_waits_to_be_written(
         for name in ("mapped", "other"):
             Path(disk, name).write_bytes(bytes(2 * pages * PAGE))
             os.chown(f"{disk}/{name}", ANN, ANN)
-        there = mount("-o", "rw")
+        there = mount("-o", "rw,passthrough=off")
         ann, ben = user(ANN), user(BEN)
         ann.do(write_mapped, there.at("disk", "other"), 1)  # this file system takes a thread to write to
         os.chmod(tree, 0o777)
