@@ -109,7 +109,7 @@ class Core(pyfuse3.Operations):
         xattrs: whether there are extended attributes, ACLs among them.
         max_open: how many files and directories clients may have open.
         local_locks: let the kernel handle locks, which then hold within this mount alone.
-        passthrough: let the kernel read and write files by itself where that changes nothing for anybody.
+        passthrough: let the kernel read and write files by itself where callers see no difference.
         tuning: times and bounds.
     """
 

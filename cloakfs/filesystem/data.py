@@ -110,6 +110,7 @@ class DataOperations(Core):
                 raise
         opened = FileInfo(fh=fh, keep_cache=keeps, direct_io=self.ganesha or _may_have_more(at, flags))
         if backing:
+            self.cache.invalidate(at.obj)  # from now on, its attributes are not cached (`Replies`)
             with_backing(opened, backing)
         return without_flush(opened) if self._leaves_out_flush(at, flags) else opened
 

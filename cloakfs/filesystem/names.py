@@ -479,6 +479,7 @@ class NameOperations(Core):
         may_begin = bool(flags & os.O_APPEND) and self.requests.trace is None
         backing = self.passthrough.open(of_file, fd, flags, may_begin=may_begin) if may_begin or not is_new else 0
         fh = self.files.opened(fd, of_file, as_opener=True, opener=opener, flags=flags)
+        entry.attr_timeout = 0 if backing else entry.attr_timeout  # as in `Replies`
         opened = FileInfo(fh=fh, keep_cache=False)
         return with_backing(opened, backing) if backing else opened, entry
 

@@ -5,14 +5,15 @@ The kernel does so for what programs open for writing: bytes then cost no reques
 It does so with the credentials of the thread that hands it the file, whoever has opened it. Those used here have no
 rights to any file, so that what is written drops set-id bits and capabilities, as on the real tree, and quotas hold.
 Blocks that are reserved for root or a group are out of reach, so that what root opens, and file systems with such a
-group, are left to the daemon.
+group, are left to the daemon. docs/decisions/passthrough.md has all the rules.
 
-All who have an inode open at a time either pass through or use the kernel's pages; any other open fails (EIO). So the
-first open decides, for as long as any is left.
+While a file is open, either all who have it open pass through, or nobody does; the kernel fails any other open (EIO).
+So the first open decides.
 """
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import stat
@@ -81,21 +82,19 @@ class Passthrough:
             flags: the client's flags of open(2).
             may_begin: whether it may be the first open by which the kernel does.
         """
-        obj = at.obj
+        if self._forbidden:
+            return 0
+        obj, filesystem = at.obj, at.obj.filesystem
         if obj.backing or not may_begin or obj.open_files or flags & os.O_ACCMODE == os.O_RDONLY:
             return obj.backing
-        filesystem = obj.filesystem
         rare = obj.rarely()
         if rare.opens_left:
             rare.opens_left -= 1
             return 0
-        if self._forbidden or at.number or not at.who.uid or self._reason(filesystem):
-            return 0
-        info = calls.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_mode & SET_ID:
+        if at.number or not at.who.uid or self._reason(filesystem) or not _may_pass(fd):
             return 0
         try:
-            backing = calls.as_nobody(compatibility.open_backing, fd)
+            backing = calls.without_rights(compatibility.open_backing, fd)
         except OSError as exc:
             if exc.errno not in _FOR_NOW:
                 self._why_not[filesystem] = str(exc.strerror)
@@ -111,7 +110,7 @@ class Passthrough:
             obj.report_size(0, calls.fstat(fd).st_size)  # which the kernel knows, unlike the daemon
             rare = obj.rarely()
             with contextlib.suppress(OSError):  # the session has ended
-                calls.as_nobody(compatibility.close_backing, rare.backing)
+                calls.without_rights(compatibility.close_backing, rare.backing)
             rare.backing = 0
             if trio.current_time() < self._since.pop(obj) + _BRIEF_SECONDS:
                 rare.opens_left = _OPENS_BY_DAEMON
@@ -122,6 +121,13 @@ class Passthrough:
         if known is None:
             known = self._why_not[filesystem] = _find_reason(filesystem)
         return known
+
+
+def _may_pass(fd: int) -> bool:
+    """Whether the kernel may write to this file as without any rights, and wherever the client says."""
+    mode = calls.fstat(fd).st_mode
+    # To a file that may only be appended to (chattr +a), the daemon has no other descriptor (`data.open_again`).
+    return stat.S_ISREG(mode) and not mode & SET_ID and not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND
 
 
 def _find_reason(filesystem: MountedFilesystem) -> str:

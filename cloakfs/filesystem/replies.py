@@ -16,6 +16,16 @@ from ..tree.visibility import attrs_of
 from ..view import KernelCheckedCaller, View
 
 
+def _limit_timeouts(entry: EntryAttributes, info: linux.Stat) -> None:
+    """Have the kernel cache nothing that changes unreported when it writes a file by itself.
+
+    That is its mtime, if it writes through a mapping, and who sees it, if it drops set-id bits.
+    """
+    entry.attr_timeout = 0
+    if info.st_mode & SET_ID:
+        entry.entry_timeout = 0
+
+
 class Replies:
     """Makes the answers that describe objects.
 
@@ -111,15 +121,17 @@ class Replies:
         """Return the attributes of `obj`, the entry `name` of the directory, with the timeouts of both."""
         fd = self._nodes.descriptors.fd(obj)
         entry = self.attributes(at.number, at.view, obj, name, fd, info, at.checked_caller)
-        if not (info.st_mode & SET_ID and obj.backing):  # nobody says when what the kernel writes drops these bits
-            entry.entry_timeout, entry.attr_timeout = self._cache.entry(at, name, obj, fd, info)
+        entry.entry_timeout, entry.attr_timeout = self._cache.entry(at, name, obj, fd, info)
+        if obj.rare is not None and obj.rare.backing:
+            _limit_timeouts(entry, info)
         return entry
 
     def of_object(self, at: Request, info: linux.Stat) -> EntryAttributes:
         """Return the attributes of the object that the request names by its nodeid, with their timeout."""
         entry = self.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, info, at.checked_caller)
-        if not (info.st_mode & SET_ID and at.obj.backing):  # as in `entry`
-            entry.attr_timeout = self._cache.attributes(at, info)
+        entry.attr_timeout = self._cache.attributes(at, info)
+        if at.obj.rare is not None and at.obj.rare.backing:
+            _limit_timeouts(entry, info)
         return entry
 
     def top(self) -> EntryAttributes:

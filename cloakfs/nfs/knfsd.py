@@ -36,7 +36,7 @@ _MOUNTDS = ("rpc.mountd", "nfsv4.exportd")
 _CHANNEL = "/net/rpc/nfsd.export/channel"  # on which the kernel asks them
 _REAL_PATH_SECONDS = 2.0
 _RESTART_SECONDS = 5.0
-_OTHERS_SECONDS = 1.0  # an administrator or systemd may be restarting the server just now
+_RESTARTED_BY_OTHERS_SECONDS = 1.0  # an administrator or systemd may be doing so just now
 _EXPORTFS = "/usr/sbin/exportfs"
 _RESUMED = "a restart of the threads of the kernel's NFS server had been interrupted; they are started again"
 _UNKNOWN_OPTION = "asked_by_cloakfs"
@@ -483,7 +483,7 @@ class Knfsd:
         if await _resume():
             return _RESUMED
         if not _threads():
-            await trio.sleep(_OTHERS_SECONDS)
+            await trio.sleep(_RESTARTED_BY_OTHERS_SECONDS)
         if not _threads():
             if self._foreign_config is None:
                 await self._start_server()

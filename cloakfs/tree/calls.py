@@ -327,12 +327,13 @@ def copy_file_range(
     return os.copy_file_range(source, target, size, offset, target_offset)
 
 
-_NOBODY = Credentials(ServerId(65534), ServerId(65534), ())
+# A uid and a gid that own nothing: 65534 may well own files.
+_WITHOUT_RIGHTS = Credentials(ServerId(4294967293), ServerId(4294967293), ())
 
 
-def as_nobody(call: Callable[[int], _T], number: int) -> _T:
-    """Make a call that takes CAP_SYS_ADMIN and remembers who makes it, as someone with no rights to any file."""
-    assume(_NOBODY)
+def without_rights(call: Callable[[int], _T], number: int) -> _T:
+    """Make a call that needs CAP_SYS_ADMIN, and whose credentials the kernel stores, without rights to files."""
+    assume(_WITHOUT_RIGHTS)
     with linux.raised(linux.CAP_SYS_ADMIN):
         return call(number)
 

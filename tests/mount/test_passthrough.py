@@ -1,26 +1,28 @@
 """Files that the kernel reads and writes by itself (FUSE passthrough), beside the same calls on the bare tree."""
 
+import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import random
 import resource
 import signal
 import stat
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyfuse3
 import pytest
 
-from cloakfs import linux
 from tests.agents import User, read, write
 from tests.mount.conftest import Mount, run, told
-from tests.mount.loopfs import filesystem
-from tests.mount.test_caching import CLOAKED
+from tests.mount.loopfs import attached, filesystem
+from tests.mount.test_caching import CLOAKED, requests
 from tests.mount.test_metrics import parsed
 from tests.mount.test_own_directory import taken
-from tests.waiting import wait_until
+from tests.waiting import wait_until, wait_until_settled
 
 OWNER, MEMBER, STRANGER = 3001, 3002, 3003
 
@@ -67,7 +69,7 @@ def passing(m: Mount) -> int:
 
 def test_writes_take_no_request(tree: str, mount: MakeMount, user: MakeUser) -> None:
     m, owner = mount("-o", CLOAKED), user(OWNER)
-    assert "passes    files while somebody has them open who opened them for writing" in run("status", m.path).stdout
+    assert "passes    files that are open for writing\n" in run("status", m.path).stdout
     found = taken(m, owner, write_many, m.at("home/log"), os.O_WRONLY | os.O_APPEND, 100)
     assert found["open"] == found["release"] == 1
     assert found["write"] == 0
@@ -172,6 +174,34 @@ def test_what_is_written_drops_set_id_bits_as_on_the_bare_tree(
     told()
     assert _modes(member, m.at("home/shared"), mode, first=first) == expected
     assert stat.S_IMODE(os.stat(f"{tree}/home/shared").st_mode) == expected
+
+
+CAPABILITY = bytes.fromhex("0100000200040000000000000000000000000000")  # cap_net_bind_service+ep (capabilities(7))
+
+
+def test_what_is_written_drops_capabilities(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    m, owner = mount("-o", CLOAKED), user(OWNER)
+    fd = owner.do(os.open, m.at("home/log"), os.O_WRONLY)
+    os.setxattr(m.real("home/log"), "security.capability", CAPABILITY)
+    assert passing(m) == 1
+    owner.do(os.write, fd, b"x")
+    assert "security.capability" not in os.listxattr(m.real("home/log"))
+    owner.do(os.close, fd)
+
+
+def test_set_gid_without_execution_goes_with_a_write_by_a_member(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """Which keeps it on the bare tree, if it is set while the file is open (docs/limits.md)."""
+    m, member = mount("-o", CLOAKED), user(OWNER, OWNER, [MEMBER])
+    found = []
+    for path in (f"{tree}/home/log", m.at("home/shared")):
+        os.chown(path, OWNER, MEMBER)
+        told()
+        fd = member.do(os.open, path, os.O_WRONLY)
+        member.do(os.chmod, path, 0o2664)
+        member.do(os.write, fd, b"x")
+        member.do(os.close, fd)
+        found.append(stat.S_IMODE(os.stat(path).st_mode))
+    assert found == [0o2664, 0o664]
 
 
 def test_mapped_files_hold_what_is_written(tree: str, mount: MakeMount, user: MakeUser) -> None:
@@ -309,19 +339,131 @@ def test_the_daemon_is_killed_while_a_program_writes(tree: str, mount: MakeMount
     assert read(f"{tree}/home/log") == b"begins\nbefore\nafter\n"
 
 
-def test_a_file_system_that_is_stacked_is_left_to_the_daemon(base: str, mount: MakeMount, user: MakeUser) -> None:
-    for name in ("lower", "upper", "work", "merged"):
-        os.mkdir(f"{base}/{name}")
-    with filesystem("tmpfs", f"{base}/upper"):
-        for name in ("up", "work"):
-            os.mkdir(f"{base}/upper/{name}", 0o755)
-        words = f"lowerdir={base}/lower,upperdir={base}/upper/up,workdir={base}/upper/work"
-        linux.mount("overlay", f"{base}/merged", "overlay", 0, words)
-        try:
-            os.chmod(f"{base}/merged", 0o777)
-            m, owner = mount("-o", "no_root_squash", source=f"{base}/merged"), user(OWNER)
-            owner.do(write, m.at("file"), b"1")
-            assert taken(m, owner, write_many, m.at("file"), os.O_WRONLY, 10)["write"] == 10
-            run("umount", m.path)
-        finally:
-            linux.umount(f"{base}/merged")
+@pytest.mark.parametrize("kind", ["overlay", "overlay-nfs"])
+def test_a_file_system_that_is_stacked_is_left_to_the_daemon(
+    kind: str, base: str, mount: MakeMount, user: MakeUser
+) -> None:
+    with filesystem(kind, base) as top:
+        Path(top, "file").touch()
+        os.chown(f"{top}/file", OWNER, OWNER)
+        m, owner = mount("-o", "no_root_squash", source=top), user(OWNER)
+        assert taken(m, owner, write_many, m.at("file"), os.O_WRONLY, 10)["write"] == 10
+        run("umount", m.path)
+
+
+@pytest.mark.parametrize(("word", "most"), [("auto", 1), ("off", 2)])
+def test_how_many_overlays_lie_on_a_mount(word: str, most: int, base: str, tree: str, mount: MakeMount) -> None:
+    lower = mount("-o", f"{CLOAKED},passthrough={word}").path
+    with filesystem("tmpfs", base, "layers") as layers, contextlib.ExitStack() as stack:
+        found = 0
+        with contextlib.suppress(subprocess.CalledProcessError):
+            for number in (1, 2):
+                for name in ("upper", "work", "merged"):
+                    os.mkdir(f"{layers}/{name}{number}")
+                words = f"lowerdir={lower},upperdir={layers}/upper{number},workdir={layers}/work{number}"
+                lower = stack.enter_context(
+                    attached("overlay", f"{layers}/merged{number}", "-t", "overlay", "-o", words)
+                )
+                found = number
+        assert found == most
+
+
+def test_a_file_that_may_only_be_appended_to_is_left_to_the_daemon(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """The kernel would write wherever the client says, once it has no O_APPEND any more, or a mapping."""
+    m, owner = mount("-o", CLOAKED), user(OWNER)
+    subprocess.run(["chattr", "+a", m.real("home/log")], check=True)
+    try:
+        assert owner.error(_overwrite_by_mapping, f"{tree}/home/log") == errno.EACCES
+        owner.error(_overwrite_by_mapping, m.at("home/log"))
+        owner.error(_overwrite, m.at("home/log"))
+        assert read(m.real("home/log")).startswith(b"begins\n")
+    finally:
+        subprocess.run(["chattr", "-a", m.real("home/log")], check=True)
+
+
+def _overwrite(path: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, 0)
+        os.pwrite(fd, b"XXXX", 0)
+    finally:
+        os.close(fd)
+
+
+def _overwrite_by_mapping(path: str) -> None:
+    fd = os.open(path, os.O_RDWR | os.O_APPEND)
+    try:
+        with mmap.mmap(fd, 4) as mapped:
+            mapped[:] = b"XXXX"
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+@pytest.mark.parametrize("how", ["opened", "made"])
+def test_the_time_of_what_a_mapping_writes_is_seen(
+    how: str, mode: int, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """Nothing reports it, and in a home the kernel caches attributes for an hour."""
+    m, owner = mount("-o", CLOAKED), user(OWNER)
+    os.chmod(f"{tree}/home", mode)
+    if how == "opened":
+        os.truncate(m.real("home/private"), mmap.PAGESIZE)
+    told()
+    for _ in range(2):
+        owner.error(os.stat, m.at("home/private"))
+    path = m.at("home/private" if how == "opened" else "home/new")
+    flags = os.O_RDWR | (os.O_APPEND | os.O_CREAT if how == "made" else 0)
+    seen, real = owner.do(_times_of_mapped_writes, path, flags, m.real(os.path.relpath(path, m.path)))
+    assert seen == real
+
+
+def _times_of_mapped_writes(path: str, flags: int, real: str) -> tuple[list[int], list[int]]:
+    """The mtime after each write by a mapping that has been synchronized before, by this path and on the real tree."""
+    fd = os.open(path, flags, 0o600)
+    os.ftruncate(fd, mmap.PAGESIZE)
+    seen, there = [], []
+    with mmap.mmap(fd, mmap.PAGESIZE) as mapped:
+        for number in range(3):
+            mapped[0] = number
+            wait_until_settled(real)
+            seen.append(os.stat(path).st_mtime_ns)
+            there.append(os.stat(real).st_mtime_ns)
+            mapped.flush()
+    os.close(fd)
+    return seen, there
+
+
+def test_blocks_that_are_reserved_for_root_stay_reserved(base: str, mount: MakeMount, user: MakeUser) -> None:
+    with filesystem("ext4", base, "reserving", mkfs=("-m", "50")) as top:
+        Path(top, "file").touch()
+        os.chown(f"{top}/file", OWNER, OWNER)
+        m, owner = mount("-o", CLOAKED, source=top), user(OWNER)
+        fresh = os.statvfs(top)
+        before = requests(m)
+        assert owner.error(_fill, m.at("file")) == errno.ENOSPC
+        assert (requests(m) - before)["write"] == 0
+        assert os.statvfs(top).f_bfree >= fresh.f_bfree - fresh.f_bavail
+        run("umount", m.path)
+
+
+def test_a_quota_holds(base: str, mount: MakeMount, user: MakeUser) -> None:
+    with filesystem("btrfs", base, "limited") as top:
+        subprocess.run(["btrfs", "quota", "enable", top], check=True)
+        subprocess.run(["btrfs", "qgroup", "limit", "4M", top], check=True, capture_output=True)
+        Path(top, "file").touch()
+        os.chown(f"{top}/file", OWNER, OWNER)
+        m, owner = mount("-o", CLOAKED, source=top), user(OWNER)
+        assert owner.error(_fill, m.at("file")) == errno.EDQUOT
+        assert os.stat(m.real("file")).st_size <= 4 << 20
+        run("umount", m.path)
+
+
+def _fill(path: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        while True:
+            os.write(fd, bytes(1 << 20))
+            os.fsync(fd)
+    finally:
+        os.close(fd)

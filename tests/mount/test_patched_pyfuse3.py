@@ -12,7 +12,7 @@ import pytest
 
 from cloakfs import linux
 from tests.agents import User
-from tests.mount.conftest import Mount, told
+from tests.mount.conftest import Mount, run, told
 from tests.mount.loopfs import filesystem
 from tests.mount.test_caching import requests
 
@@ -403,9 +403,8 @@ def copy(source: str, target: str, size: int, offset: int = 0, to: int = 0) -> N
 
 
 @with_patch
-def test_a_copy_moves_no_bytes_through_the_daemon(
-    copying: tuple[Mount, str], user: Callable[..., User], figures_at_once: None
-) -> None:
+@pytest.mark.usefixtures("figures_at_once")
+def test_a_copy_moves_no_bytes_through_the_daemon(copying: tuple[Mount, str]) -> None:
     m, kind = copying
     content = os.urandom(3 * M)
     with User(UID) as who:
@@ -435,12 +434,46 @@ def is_shared(path: str) -> bool:
 
 
 @with_patch
-def test_a_copy_larger_than_a_request_is_whole(there: Mount) -> None:
-    size = 70 * M if os.statvfs(there.source).f_bavail * 4096 > 160 * M else 10 * M
-    content = os.urandom(M) * (size // M)
-    write(there.at("large"), content)
-    copy(there.at("large"), there.at("copy"), size)
-    assert read(there.real("copy")) == content
+@pytest.mark.usefixtures("figures_at_once")
+def test_a_copy_larger_than_a_request_is_whole(base: str, mount: MakeMount) -> None:
+    with filesystem("ext4", base, "large", mib=300) as path:
+        m = mount("-o", "no_root_squash", source=path)
+        content = os.urandom(M) * 70
+        write(m.real("large"), content)
+        before = requests(m)
+        copy(m.at("large"), m.at("copy"), len(content))
+        assert (requests(m) - before)["copy_file_range"] == 2
+        assert read(m.real("copy")) == content
+        run("umount", m.path)
+
+
+@with_patch
+def test_a_copy_has_what_a_mapping_has_not_written_yet(copying: tuple[Mount, str]) -> None:
+    m, _ = copying
+    write(m.real("from"), bytes(mmap.PAGESIZE))
+    write(m.at("to"), b"")
+    with User(UID) as who:
+        assert who.do(_copy_while_mapped, m.at("from"), m.at("to")) == b"mapped"
+
+
+def _copy_while_mapped(source: str, target: str) -> bytes:
+    fd = os.open(source, os.O_RDWR)
+    with mmap.mmap(fd, mmap.PAGESIZE) as mapped:
+        mapped[:6] = b"mapped"
+        copy(source, target, mmap.PAGESIZE)
+        found = read(target)[:6]
+    os.close(fd)
+    return found
+
+
+@with_patch
+def test_a_copy_to_another_file_system_is_read_and_written(copying: tuple[Mount, str], base: str) -> None:
+    m, kind = copying
+    with filesystem("tmpfs", os.path.join(base, kind), "other"):
+        write(m.at("from"), bytes(range(256)) * 100)
+        copy(m.at("from"), m.at("other/to"), 25600)
+        assert read(m.real("other/to")) == read(m.real("from"))
+        run("umount", m.path)
 
 
 @with_patch

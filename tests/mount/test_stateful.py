@@ -127,7 +127,7 @@ class World:
     reported: int = 0  # how many violations were found so far
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def wait_until_told(self) -> None:
+    def wait_for_daemon(self) -> None:
         """Wait until the daemon knows of what was changed behind its back, and what the kernel keeps briefly has gone.
 
         One that checks itself answers statfs(2) only then, and checks everything each time.
@@ -253,7 +253,7 @@ class TwoTrees(RuleBasedStateMachine):
         self.done: list[str] = []  # what was done, in case that it cannot be done again
         self.looks = 0
         if world.views:
-            world.wait_until_told()
+            world.wait_for_daemon()
 
     def top(self, party: Party) -> str:
         """Where the caller finds the tree."""
@@ -300,7 +300,7 @@ class TwoTrees(RuleBasedStateMachine):
             f"{party.ids}: {request}: {_said(got)}, expected {_said(expected)}"
         )
         if self.world.views:
-            self.world.wait_until_told()  # what one view changed is behind the others' backs
+            self.world.wait_for_daemon()  # what one view changed is behind the others' backs
 
     def _is_fifo(self, party: Party, request: Request) -> bool:
         try:
@@ -429,7 +429,7 @@ class TwoTrees(RuleBasedStateMachine):
         """The server's root changes something on the real tree itself."""
         self.done.append(f"behind: {request}")
         assert oracle.outcome(self.real, request) == oracle.outcome(self.model, request)
-        self.world.wait_until_told()
+        self.world.wait_for_daemon()
 
     @precondition(lambda self: self.world.delays)
     @rule(looker=callers, changer=st.one_of(st.none(), callers), request=changes)
@@ -447,7 +447,7 @@ class TwoTrees(RuleBasedStateMachine):
                 self.ask(changer, request)
         finally:
             party.client.answer_within(60)
-        self.world.wait_until_told()
+        self.world.wait_for_daemon()
 
     @rule(path=st.sampled_from("ab"), ids=owners)
     def give_away_the_top(self, path: str, ids: tuple[int, int]) -> None:
@@ -531,7 +531,7 @@ class TwoTrees(RuleBasedStateMachine):
         name, other = f"{top}/again", f"{top}/aside"
         self._do(None, Request("chmod", top, mode=0o777), *_removal(self.model, name), *_removal(self.model, other))
         self._make(None, owner, name, kinds[0], modes[0])
-        self.world.wait_until_told()
+        self.world.wait_for_daemon()
         held = [one for caller in range(len(CALLERS)) if (one := self._open(caller, name, os.O_PATH)) is not None]
         try:
             for caller in range(len(CALLERS)):
@@ -575,7 +575,7 @@ class TwoTrees(RuleBasedStateMachine):
             self._do(None, Request("lchown", path, ids=(who.uid, who.gid)), Request("chmod", path, mode=mode))
 
     def _look_at_held(self, held: list[Held]) -> None:
-        self.world.wait_until_told()
+        self.world.wait_for_daemon()
         for one in held:
             one.party.client.error(os.fstat, one.client_fd)
 

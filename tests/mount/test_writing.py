@@ -74,7 +74,7 @@ def test_a_write_by_a_member_of_the_group_leaves_set_gid(base: str, mount: MakeM
     with filesystem("tmpfs", base) as tree:  # where files are made without the caller's groups
         os.mkdir(os.path.join(tree, "own"), 0o755)
         os.chown(os.path.join(tree, "own"), ANN, ANN)
-        m, ann = mount("-o", "no_root_squash,passthrough=off", source=tree), user(ANN, ANN, [GROUP])
+        m, ann = mount("-o", "no_root_squash", source=tree), user(ANN, ANN, [GROUP])
         expected = ann.do(make_set_gid_and_write, os.path.join(tree, "own/bare"))
         assert ann.do(make_set_gid_and_write, m.at("own/file")) == expected == 0o2664
 
