@@ -61,10 +61,15 @@ def write_many(path: str, flags: int, count: int) -> None:
     os.close(fd)
 
 
+def gauge(m: Mount, *words: str) -> int:
+    """The value of the metric that has these words in its name and labels."""
+    values = parsed(run("metrics", m.path).stdout)
+    return int(next(value for sample, value in values.items() if all(word in str(sample) for word in words)))
+
+
 def passing(m: Mount) -> int:
     """How many files the kernel reads and writes by itself now."""
-    values = parsed(run("metrics", m.path).stdout)
-    return int(next(value for name, value in values.items() if "passthrough_files" in str(name)))
+    return gauge(m, "passthrough_files")
 
 
 def test_writes_take_no_request(tree: str, mount: MakeMount, user: MakeUser) -> None:
@@ -126,12 +131,13 @@ def test_others_read_what_is_written_at_once(tree: str, mount: MakeMount, user: 
     assert member.do(os.pread, early, 100, 0) == b"begins\none\n"
     member.do(os.close, early)
     owner.do(os.close, fd)
+    wait_until(lambda: gauge(m, "'cloakfs_descriptors'", "clients") == 0)
     fd = owner.do(os.open, path, os.O_RDWR | os.O_APPEND)
     assert passing(m) == 1
     for number in range(50):
         owner.do(os.write, fd, b"%d\n" % number)
         assert member.do(read, path).endswith(b"\n%d\n" % number)
-        assert member.do(os.stat, path).st_size == os.fstat(os.open(m.real("home/log"), os.O_PATH)).st_size
+        assert member.do(os.stat, path).st_size == os.stat(m.real("home/log")).st_size
     owner.do(os.close, fd)
     wait_until(lambda: passing(m) == 0)
     assert member.do(read, path) == read(m.real("home/log"))

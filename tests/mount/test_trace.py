@@ -140,6 +140,9 @@ def work(top: str) -> None:
     fcntl.fcntl(fd, fcntl.F_GETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))
     fcntl.flock(fd, fcntl.LOCK_EX)
     os.close(fd)
+    fd = os.open(f"{top}/file", os.O_RDWR)
+    os.copy_file_range(fd, fd, 2, 0, 100)
+    os.close(fd)
 
 
 def test_every_operation(mount: MakeMount, user: MakeUser, watching: MakeWatching) -> None:
@@ -161,6 +164,7 @@ def test_every_operation(mount: MakeMount, user: MakeUser, watching: MakeWatchin
         assert 0 < record["microseconds"] < 60_000_000
     untold = {"fallocate", "flush", "fsyncdir", "lseek", "getattr", "release", "releasedir"}  # perhaps
     untold |= set() if hasattr(pyfuse3, "FileLock") else {"getlk", "setlk", "flock", "unlock"}
+    untold |= set() if hasattr(pyfuse3.Operations, "copy_file_range") else {"copy_file_range"}
     assert set(OPERATIONS) - by_name.keys() <= untold
 
     def told_of(operation: str) -> tuple[Any, ...]:
@@ -188,7 +192,7 @@ def test_every_operation(mount: MakeMount, user: MakeUser, watching: MakeWatchin
         assert told_of("getlk") == (file, "write all from 0", "0")
         assert told_of("flock") == (file, "exclusive", "0")
         assert told_of("unlock") == (file, None, "0")
-    assert by_name["open"][-1]["request"] == "O_RDWR|O_APPEND"
+    assert [record["request"] for record in by_name["open"]][-2:] == ["O_RDWR|O_APPEND", "O_RDWR"]
 
 
 def test_what_the_kernel_may_remember(tree: str, mount: MakeMount, user: MakeUser, watching: MakeWatching) -> None:

@@ -6,7 +6,7 @@ from cloakfs.config.parse import parse_options
 from cloakfs.identity import Caller, ClientCaller, ClientId, ServerId
 from cloakfs.mapping import MAX_ID
 from cloakfs.policy import Attrs, Policy
-from cloakfs.reasons import forward_rule, lower_rule, reason_of, reverse_rule
+from cloakfs.reasons import forward_rule, lower_rule, passthrough_in_words, reason_of, reverse_rule
 
 ANN = Caller(ServerId(1001), ServerId(50), frozenset({ServerId(50)}))
 
@@ -94,3 +94,8 @@ def test_a_plug_in_is_named_where_it_decides() -> None:
 
 def test_a_lower_mount_is_named_where_it_hides() -> None:
     assert lower_rule("/lower") == "hidden by the lower mount, /lower"
+
+
+def test_which_files_pass_through() -> None:
+    assert passthrough_in_words("") == "files that are open for writing"
+    assert passthrough_in_words("passthrough=off") == "no file (passthrough=off)"
