@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -107,14 +107,23 @@ class Verdict(NamedTuple):
     visible: bool
 
 
-class Condition(NamedTuple):
-    """Who sees a file: its owner, exempt uids, its group if in_group is set, and all others if outside is set."""
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Who sees a file: its owner, exempt uids, its group if in_group is set, and all others if outside is set.
+
+    Attributes:
+        admits_all: whether every possible caller sees the file. (There are always callers that are not exempt.)
+    """
 
     owner: ServerId
     group: ServerId
     in_group: bool
     outside: bool
     exempt: frozenset[ServerId] = frozenset()
+    admits_all: bool = field(init=False, compare=False)  # no property, since every request reads it
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "admits_all", self.in_group and self.outside)
 
     def admits(self, uid: ServerId, has_group: Callable[[ServerId], bool]) -> bool:
         """Return whether a caller sees the file [SZ Figure 2]. No other code may decide that.
@@ -130,11 +139,6 @@ class Condition(NamedTuple):
     def surely_admits(self, uid: ServerId) -> bool:
         """Return whether every caller with this uid sees the file, whatever its groups."""
         return uid == self.owner or uid in self.exempt or self.admits_all
-
-    @property
-    def admits_all(self) -> bool:
-        """Whether every possible caller sees the file. (There are always callers that are not exempt.)"""
-        return self.in_group and self.outside
 
 
 class _Table:

@@ -43,11 +43,7 @@ class ProcessGroups:
     by_user = False
 
     def __init__(self, threads: ThreadStatus) -> None:
-        self._threads = threads
-
-    def of_request(self, pid: int) -> frozenset[ClientId]:
-        """Return the client gids of the thread that made the request."""
-        return self._threads.groups(pid)
+        self.of_request = threads.groups
 
     async def of_user(self, server_uid: ServerId) -> frozenset[ServerId]:
         """Return no groups: this source has none of this kind."""

@@ -60,7 +60,9 @@ class ThreadStatus:
         if found is None:
             return _NONE
         line, leader = found
-        groups = self._parse(line)
+        groups = self._parsed.get(line)  # mostly without a call
+        if groups is None:
+            groups = self._parse(line)
         if not groups or leader == tid or leader in self.daemons:
             return groups
         of_process = self._read(process.groups_in, leader)
@@ -92,7 +94,7 @@ class ThreadStatus:
 
     def _read(self, read: Callable[[int], _T], tid: int) -> _T | None:
         """Return what `read` finds in the status of a thread; None if it cannot be seen, or has ended."""
-        if self.is_unseen(tid):
+        if tid == 0 or self._is_blind:  # `is_unseen`, without a call
             if not self.has_unseen:
                 self._warn("a caller belongs to another pid namespace, and this daemon cannot see it")
             return None

@@ -25,6 +25,7 @@ from ..identity import ClientId, ServerId
 from ..linux import SpecialTime
 from ..tree import calls
 from ..tree.actor import Actor
+from ..tree.objects import ROOT
 from ..tree.request import SET_ID, Request
 from ..tree.visibility import attrs_of
 from .core import Core
@@ -129,7 +130,7 @@ class AttributeOperations(NameOperations, Core):
         ctx: RequestContext,
     ) -> EntryAttributes:
         """See chown(2), chmod(2), truncate(2) and utimensat(2), each of which is called as the caller."""
-        if self._is_top(inode):
+        if inode == ROOT and self.views.top:  # `_is_top`, without a call
             raise FUSEError(errno.EROFS)
         if _changes_nothing(fields):  # the kernel has removed security.capability, before a write
             at = await self._enter_by_open_file(inode, ctx)

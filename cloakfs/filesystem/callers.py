@@ -21,6 +21,9 @@ from ..tree.views import Views
 from ..view import KernelCheckedCaller, View
 from .selfprobe import SelfProbe
 
+Served = tuple[int, View, Actor, Viewer]
+"""As whom a request is served: the number of the view, the view, who it is, and who learns the answer (`viewer`)."""
+
 # Returns the ids of a request. (The function is typed as a whole, because wrapping each id would cost a call.)
 _client_ids: Callable[[RequestContext], tuple[ClientId, ClientId]] = attrgetter("uid", "gid")
 _viewer_of: Callable[[RequestContext], Viewer] = attrgetter("uid")
@@ -69,10 +72,8 @@ class Callers:
             raise Stale
         return view
 
-    async def served(
-        self, inode: InodeT, ctx: RequestContext, *, for_attributes: bool = False
-    ) -> tuple[int, View, Actor]:
-        """Return the view's number, the view, and who the request is served as, all by the policy that is in force."""
+    async def served(self, inode: InodeT, ctx: RequestContext, *, for_attributes: bool = False) -> Served:
+        """Return as whom the request is served, by the policy that is in force."""
         number = self._nodes.view_of(inode)
         while (served := self.served_at_once(inode, ctx, for_attributes=for_attributes)) is None:
             view = self._views.get(number)
@@ -81,20 +82,18 @@ class Callers:
                 continue
             who = await self._who_by_groups(view, ctx)
             if self._views.get(number) is view:  # otherwise, the policy was reloaded meanwhile
-                return number, view, self._checked(view, who)
+                return number, view, self._checked(view, who), self._viewer(view, ctx)
         return served
 
-    def served_at_once(
-        self, inode: InodeT, ctx: RequestContext, *, for_attributes: bool
-    ) -> tuple[int, View, Actor] | None:
-        """Return the view's number, the view, and who the request is served as; None if that has to be waited for."""
+    def served_at_once(self, inode: InodeT, ctx: RequestContext, *, for_attributes: bool) -> Served | None:
+        """Return as whom the request is served; None if that has to be waited for."""
         number = inode >> OBJECT_BITS  # `Nodes.view_of`, without a call
         view = self._views.get(number)
         if view is None:
             return None
         # `is_daemon` is called only if there are such daemons at all: every request passes here.
         if (self._probe.threads or self._upper.threads) and self.is_daemon(ctx, for_attributes=for_attributes):
-            return number, view, DAEMON
+            return number, view, DAEMON, NO_VIEWER if ctx.pid in self._probe.threads else ALL_VIEWERS
         if view.fixed is not None:
             if not self.admits(view, ctx):
                 raise FUSEError(errno.EACCES)
@@ -109,7 +108,8 @@ class Callers:
                 who = RootActor(server_uid, server_gid, find_lacks, self._identify, view, uid, gid, ctx.pid)
         else:
             return None  # it depends on groups
-        return number, view, who if view.lower is None else self._checked(view, who)
+        viewer = self._viewer(view, ctx) if self._all_squash else _viewer_of(ctx)
+        return number, view, who if view.lower is None else self._checked(view, who), viewer
 
     def admits(self, view: View, ctx: RequestContext) -> bool:
         """Whether the caller may enter the view: any caller a caller view, and only some uids a fixed one.
@@ -162,16 +162,14 @@ class Callers:
             notes.caller = caller
         return caller
 
-    def viewer(self, view: View, who: Actor, ctx: RequestContext) -> Viewer:
-        """Return who learns the answer to a request that is served as `who`, as `audience.Audiences` has it.
+    def _viewer(self, view: View, ctx: RequestContext) -> Viewer:
+        """Return who learns the answer to a request of a caller, as `audience.Audiences` has it.
 
         Where the server makes all callers one, any other caller is local root, such as mountd at the top directory, or
         a thread of the server that reconnects a handle with the identity of the caller that it served before. They must
         not end what is cached for the one caller.
         """
-        if who is not DAEMON:
-            return NO_VIEWER if self._all_squash and not view.is_squashed_caller(ClientId(ctx.uid)) else _viewer_of(ctx)
-        return NO_VIEWER if ctx.pid in self._probe.threads else ALL_VIEWERS
+        return NO_VIEWER if self._all_squash and not view.is_squashed_caller(ClientId(ctx.uid)) else _viewer_of(ctx)
 
     def checked_caller(self, view: View, who: Actor, ctx: RequestContext) -> KernelCheckedCaller | None:
         """Return the caller if the kernel checks permissions against the attributes that are shown; otherwise None."""

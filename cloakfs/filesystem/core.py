@@ -29,7 +29,7 @@ from ..tracerecords import Record, described
 from ..tree import calls
 from ..tree.actor import DAEMON, Actor
 from ..tree.find import Finder, Missing
-from ..tree.nodes import Nodes
+from ..tree.nodes import OBJECT_MASK, Nodes
 from ..tree.notes import noting
 from ..tree.objects import ALL_VIEWERS, NO_VIEWER, ROOT, Descriptor, Object, Stale, dev_ino
 from ..tree.request import Request
@@ -37,7 +37,7 @@ from ..tree.views import Views
 from ..tree.visibility import AT_ONCE, TooManyAncestors, Visibility, VisibilityResult, is_entry_visible
 from ..tuning import STANDARD, Tuning
 from ..view import LowerMount, View
-from .callers import Callers
+from .callers import Callers, Served
 from .handles import HalfRead, OpenFiles
 from .lockholders import LockHolders
 from .operation import Requests, Turns
@@ -198,6 +198,9 @@ class Core(pyfuse3.Operations):
         self.finder = Finder(nodes, self._note_hidden_name)
         self.find = self.finder.find
         self.replies = Replies(nodes, self.cache, mode)
+        # For every request, without a call.
+        self._by_number = nodes.registry.by_number
+        self._remote_mountpoints = nodes.mounts.remote_mountpoints
         # Remote mounts that have not answered a request of the daemon yet.
         self._unanswered: dict[tuple[int, bytes], trio.Event] = {}
 
@@ -252,14 +255,15 @@ class Core(pyfuse3.Operations):
         """
         if self.knfsd:
             self.reconnection.end(ctx.pid)
-        obj = self.nodes.get(inode)
-        waits = self.nodes.mounts.waits(obj)
+        obj = self._by_number.get(inode & OBJECT_MASK) or self.nodes.get(inode)  # the same, mostly without a call
+        filesystem = obj.filesystem
+        may_wait = filesystem.by_threads or filesystem.slow_until > 0 or self._remote_mountpoints  # likewise
+        waits = bool(may_wait) and self.nodes.mounts.waits(obj)
         if waits:
-            number, view, who = await self._served_prefaulted(obj, inode, ctx, for_attributes=for_attributes)
+            number, view, who, viewer = await self._served_prefaulted(obj, inode, ctx, for_attributes=for_attributes)
         else:
             served = self.callers.served_at_once(inode, ctx, for_attributes=for_attributes)
-            number, view, who = served or await self.callers.served(inode, ctx, for_attributes=for_attributes)
-        viewer = self.callers.viewer(view, who, ctx)
+            number, view, who, viewer = served or await self.callers.served(inode, ctx, for_attributes=for_attributes)
         if obj.audience != ALL_VIEWERS and not self.cache.subtree_check:
             self.cache.note_viewer(number, obj, viewer)  # this caller evidently got the nodeid, or the object itself
         fd, pin = self.nodes.descriptors.fd(obj), obj.descriptor
@@ -339,11 +343,11 @@ class Core(pyfuse3.Operations):
         tries = 1 if before is None else before.tries + 1
         if tries > _MOST_CHECKS:
             raise FUSEError(errno.EAGAIN)
-        _, view, who = await self.callers.served(inode, ctx, for_attributes=for_attributes)
+        _, view, who, _ = await self.callers.served(inode, ctx, for_attributes=for_attributes)
         checked = CheckedAncestors(view, who.uid, {}, tries)
         for one in self.visibility.approach(obj, checked.known):
             await self.turns.wait_for_turn(ctx.uid)
-            _, view, who = await self.callers.served(inode, ctx, for_attributes=for_attributes)
+            _, view, who, _ = await self.callers.served(inode, ctx, for_attributes=for_attributes)
             if checked.view is not view or checked.uid != who.uid:
                 break
             try:
@@ -387,10 +391,10 @@ class Core(pyfuse3.Operations):
         *,
         for_attributes: bool = False,
         listed: Collection[int] = (),
-    ) -> tuple[int, View, Actor]:
-        """Prefault `obj`; return the number of the view, the view, and who the request is served as.
+    ) -> Served:
+        """Prefault `obj`; return as whom the request is served.
 
-        All three are by the policy that is in force then. Until the next await, `obj` can be judged without waiting.
+        That is by the policy that is in force then. Until the next await, `obj` can be judged without waiting.
 
         The lower mount is also queried about what the descriptors in `listed` (O_PATH) refer to.
         """
@@ -400,13 +404,15 @@ class Core(pyfuse3.Operations):
             served = await self.callers.served(inode, ctx, for_attributes=for_attributes)
         else:
             while True:
-                number, view, who = served = await self.callers.served(inode, ctx, for_attributes=for_attributes)
+                served = number, view, who, viewer = await self.callers.served(
+                    inode, ctx, for_attributes=for_attributes
+                )
                 lower_query = None if who is DAEMON else Query(lower, who, listed)
                 seen = await self._prefault(obj, lower_query=lower_query, uid=ctx.uid)
                 if self.views.get(number) is view:
                     break
             if lower_query is not None:
-                served = number, view, AnsweredActor(who, lower_query.answers)
+                served = number, view, AnsweredActor(who, lower_query.answers), viewer
         self.nodes.locator.use_prefaulted(seen)
         return served
 

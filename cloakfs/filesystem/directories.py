@@ -304,10 +304,10 @@ class DirectoryOperations(NameOperations):
             if self.views.lower is not None and directory.found:
                 most = _MOST_QUERIED
             found = [directory.found[name] for name, *_ in directory.pending[:most] if name in directory.found]
-            number, view, who = await self._served_prefaulted(obj, self._nodeid(directory), ctx, listed=found)
+            served = await self._served_prefaulted(obj, self._nodeid(directory), ctx, listed=found)
         else:
-            number, view, who = await self.callers.served(self._nodeid(directory), ctx)
-        viewer = self.callers.viewer(view, who, ctx)
+            served = await self.callers.served(self._nodeid(directory), ctx)
+        number, view, who, viewer = served
         if not self.cache.subtree_check:
             self.cache.note_viewer(number, obj, viewer)
         info = obj.filesystem.stat(fh)

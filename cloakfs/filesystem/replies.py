@@ -119,7 +119,7 @@ class Replies:
 
     def entry(self, at: Request, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
         """Return the attributes of `obj`, the entry `name` of the directory, with the timeouts of both."""
-        fd = self._nodes.descriptors.fd(obj)
+        fd = obj.descriptor.fd if obj.descriptor is not None else self._nodes.descriptors.fd(obj)
         entry = self.attributes(at.number, at.view, obj, name, fd, info, at.checked_caller)
         entry.entry_timeout, entry.attr_timeout = self._cache.entry(at, name, obj, fd, info)
         if obj.rare is not None and obj.rare.backing:

@@ -101,8 +101,7 @@ class XattrOperations(Core):
         served = self.callers.served_at_once(inode, ctx, for_attributes=True)
         if served is None:
             return False
-        number, view, who = served
-        viewer = self.callers.viewer(view, who, ctx)
+        number, _, _, viewer = served
         self.cache.note_viewer(number, obj, viewer)
         return self.cache.is_known_to(number, obj, viewer)
 

@@ -13,7 +13,7 @@ import trio
 
 from ..background.tasks import Tasks
 from ..exportmode import ExportMode
-from ..tree.nodes import Nodes
+from ..tree.nodes import OBJECT_BITS, Nodes
 from ..tree.objects import AbsentXattrs, Directory, Object, Viewer
 from ..tree.registry import within
 from ..tree.visibility import AccessPaths
@@ -145,8 +145,10 @@ class Invalidation:
         for number in obj.cached_in:
             if number == but:
                 continue
-            parent = None if obj.parent is None else self._nodes.nodeid(number, obj.parent)
-            self.notifier.invalidate_attributes(self._nodes.nodeid(number, obj), parent)
+            view = number << OBJECT_BITS  # of the nodeids (`Nodes.nodeid`, without a call)
+            self.notifier.invalidate_attributes(
+                view | obj.number, None if obj.parent is None else view | obj.parent.number
+            )
 
     def invalidate_name(self, parent: Object, name: bytes, numbers: Iterable[int]) -> set[trio.Event]:
         """Invalidate a name in these views: it leads to something else now, or nowhere, or not all callers may know it.
@@ -226,19 +228,22 @@ class Invalidation:
             events, each set when a listing that has the object is invalidated, with its directory; and the names.
         """
         waits: dict[trio.Event, Object] = {}
-        self.invalidate_listing(obj)
-        for parent, _ in self.names_of(obj):
-            listing = self.invalidate_listing(parent)
+        places = self.names_of(obj)
+        if obj.proof is not None:
+            self.invalidate_listing(obj)
+        for parent, _ in places:
+            listing = self.invalidate_listing(parent) if parent.proof is not None else None
             if listing is not None:
                 waits[listing] = parent
-        is_idle, views, nodeid = self.notifier.is_idle(), obj.cached_in, self._nodes.nodeid
+        is_idle, views = self.notifier.is_idle(), obj.cached_in
         if not views and is_idle:
             return waits, PendingNames([])
         names = [
-            (parent, name, nodeid(number, parent), nodeid(number, obj))
-            for parent, name in self.names_of(obj)
+            (parent, name, view | parent.number, view | obj.number)
+            for parent, name in places
             for number in (views if is_idle else obj.ever_cached_in)
-            if number in views or self.notifier.is_pending(nodeid(number, parent), name)
+            for view in (number << OBJECT_BITS,)
+            if number in views or self.notifier.is_pending(view | parent.number, name)
         ]
         if views:
             self.invalidate_attributes(obj)
@@ -285,7 +290,7 @@ class Invalidation:
         subtree = self.subtrees.get(directory)
         is_new = subtree is None
         if subtree is None:
-            subtree = SubtreeInvalidation(directory, [*within(directory)])
+            subtree = SubtreeInvalidation(directory, [*within(directory)] if isinstance(directory, Directory) else [])
             if not subtree.todo:  # a file, mostly
                 subtree.done.set()
                 if names is not None:
@@ -386,7 +391,10 @@ class Invalidation:
     @staticmethod
     def names_of(obj: Object) -> list[tuple[Object, bytes]]:
         """Return the directories that the object is known to be in, each with its name there."""
-        return [*([(obj.parent, obj.name)] if obj.parent is not None else []), *obj.others]
+        names: list[tuple[Object, bytes]] = [] if obj.parent is None else [(obj.parent, obj.name)]
+        if obj.rare is not None and obj.rare.others:  # `Object.others`, without a call
+            names += obj.rare.others
+        return names
 
     # -- what is known without the kernel ----------------------------------------------------------
 

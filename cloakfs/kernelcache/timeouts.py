@@ -426,8 +426,8 @@ class Timeouts:
 
     def same_for_all(self, view: View, name: bytes, info: linux.Stat, fd: int) -> bool:
         """Whether all callers are shown the same of the entry `name`, which `fd` refers to."""
-        if view.cloak_by_ids is not None:
-            return view.cloak_by_ids.same_for_all(info.st_mode, info.st_uid, info.st_gid)
+        if view.cloak_by_ids is not None:  # `CloakList.same_for_all`, without a call
+            return view.cloak_by_ids.condition(info.st_mode, info.st_uid, info.st_gid).admits_all
         return view.same_for_all(attrs_of(name, info, fd))
 
     def same_by_name(self, view: View, obj: Object) -> bool:

@@ -48,9 +48,12 @@ class Actor:
         gid: its primary group.
         find: returns the whole caller; called at most once, while the request is being served.
         args: what `find` is called with.
+
+    Attributes:
+        known: the caller with all its groups, once they have been looked up.
     """
 
-    __slots__ = ("_args", "_caller", "_find", "gid", "uid")
+    __slots__ = ("_args", "_find", "gid", "known", "uid")
 
     lacks = 0
     """If it is root: the capabilities that it does not have, as a bit mask."""
@@ -60,14 +63,14 @@ class Actor:
         self.gid = gid
         self._find = find
         self._args = args
-        self._caller: Caller | None = None
+        self.known: Caller | None = None
 
     @property
     def caller(self) -> Caller:
         """The caller with all its groups, as policies need it."""
-        if self._caller is None:
-            self._caller = self._find(*self._args)
-        return self._caller
+        if self.known is None:
+            self.known = self._find(*self._args)
+        return self.known
 
     def has_group(self, gid: ServerId) -> bool:
         """Whether this is one of the caller's groups."""

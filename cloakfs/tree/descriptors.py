@@ -144,7 +144,11 @@ class Descriptors:
         """
         obj = self._by_inode.get((info.st_dev, info.st_ino))
         # `registry.is_entry`, without a call
-        return obj if obj is not None and parent.children is not None and parent.children.get(name) is obj else None
+        if obj is None or parent.children is None or parent.children.get(name) is not obj:
+            return None
+        if obj.descriptor is not None:  # it always is
+            obj.descriptor.used = self._uses = self._uses + 1
+        return obj
 
     def _close_oldest(self, count: int) -> int:
         """Close up to `count` descriptors, least recently used first, but none that a request may be using."""

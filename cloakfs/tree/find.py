@@ -79,7 +79,7 @@ class Finder:
                 if cloak.depends_on_groups:
                     if condition.in_group is condition.outside:
                         who.has_group(info.st_gid)
-                    who.caller  # noqa: B018 (found out by now, but for what is of the caller's primary group)
+                    who.known or who.caller  # noqa: B018 (found out by now, but for what is of its primary group)
                 return self._hidden(at, name, info, obj) if statx is not None else ABSENT
             if obj is not None:
                 return Found(obj, info)

@@ -54,6 +54,7 @@ class TreeMounts:
         is_one: whether only one mount is known so far.
         by_mount: the same mounts as `filesystems`, by the ids of the mounts.
         by_number: the same mounts as `filesystems`, by the numbers with which handles begin.
+        remote_mountpoints: the names at which a remote file system is mounted, by the `dev_ino` of their directory.
         on_new_filesystem: called with each mount that becomes known.
 
     Raises:
@@ -67,8 +68,7 @@ class TreeMounts:
         self.by_mount: dict[int, MountedFilesystem] = {}
         self.is_one = False
         self.by_number: dict[int, MountedFilesystem] = {}
-        # By the `dev_ino` of a directory: the names in it at which a remote file system is mounted.
-        self._remote_mountpoints: dict[tuple[int, int], set[bytes]] = {}
+        self.remote_mountpoints: dict[tuple[int, int], set[bytes]] = {}
         self.on_new_filesystem: Callable[[MountedFilesystem], None] | None = None
         self._changes = mounts.MountTableChanges()
         self._not_before = 0.0  # until then, the mount table is not read for a request
@@ -199,7 +199,7 @@ class TreeMounts:
         filesystem = obj.filesystem
         if filesystem.by_threads or (filesystem.slow_until > 0 and filesystem.waits):  # in one call if it is quick
             return True
-        return len(self._remote_mountpoints) > 0 and len(self.remote_names(obj)) > 0
+        return len(self.remote_mountpoints) > 0 and len(self.remote_names(obj)) > 0
 
     def is_name_remote(self, parent: Object, name: bytes) -> bool:
         """Whether a lookup of this name may have to wait for another machine or process."""
@@ -207,9 +207,9 @@ class TreeMounts:
 
     def remote_names(self, obj: Object) -> Set[bytes]:
         """Return the names in this directory at which a remote file system is mounted."""
-        if not self._remote_mountpoints or obj.inode is None:
+        if not self.remote_mountpoints or obj.inode is None:
             return frozenset()
-        return self._remote_mountpoints.get(obj.inode, frozenset())
+        return self.remote_mountpoints.get(obj.inode, frozenset())
 
     def _admit_mount_at(self, path: str) -> None:
         """Make the mount at `path` known before a request crosses it, so that old handles on it can be decoded."""
@@ -243,7 +243,7 @@ class TreeMounts:
             filesystem.describe_remote(fd, self._tuning.filesystem_seconds)
             with contextlib.suppress(OSError):
                 above, name = os.path.split(os.fsencode(path))
-                self._remote_mountpoints.setdefault(dev_ino(calls.stat_path(above)), set()).add(name)
+                self.remote_mountpoints.setdefault(dev_ino(calls.stat_path(above)), set()).add(name)
         else:
             filesystem.describe(fd)
         if filesystem.fd < 0:

@@ -30,7 +30,7 @@ from .registry import Registry
 log = logging.getLogger(__name__)
 
 OBJECT_BITS = 48
-_OBJECT_MASK = (1 << OBJECT_BITS) - 1
+OBJECT_MASK = (1 << OBJECT_BITS) - 1
 MAX_VIEWS = (1 << 15) - 1
 
 # How many objects of the index are checked in one go, which takes some milliseconds in a thread.
@@ -87,7 +87,7 @@ class Nodes:
     @staticmethod
     def is_of(obj: Object, nodeid: int) -> bool:
         """Whether a nodeid, in whatever view, is that of `obj`."""
-        return nodeid & _OBJECT_MASK == obj.number
+        return nodeid & OBJECT_MASK == obj.number
 
     @staticmethod
     def view_of(nodeid: int) -> int:
@@ -116,23 +116,23 @@ class Nodes:
         Raises:
             Stale: the number was never given, or names an object that only an earlier run could reach.
         """
-        number = nodeid & _OBJECT_MASK
+        number = nodeid & OBJECT_MASK
         return self._by_number.get(number) or self.registry.restore(number)
 
     def was_given(self, nodeid: int) -> bool:
         """Whether some object ever had this nodeid; True when in doubt."""
-        view, number = nodeid >> OBJECT_BITS, nodeid & _OBJECT_MASK
+        view, number = nodeid >> OBJECT_BITS, nodeid & OBJECT_MASK
         if number >= TRANSIENT:
             return not all(filesystem.has_handles for filesystem in self.mounts.filesystems)
         return 0 < number <= self.index.last and (not view or self.index.view_label(view) is not None)
 
     def known_as(self, nodeid: int) -> Object | None:
         """Return the object that a nodeid names, if it need not be restored from the index."""
-        return self._by_number.get(nodeid & _OBJECT_MASK)
+        return self._by_number.get(nodeid & OBJECT_MASK)
 
     def forget(self, nodeid: int, count: int) -> bool:
         """Note that the kernel dropped `count` references; return whether something is left for `drop_unused`."""
-        return self.registry.forget(nodeid & _OBJECT_MASK, count)
+        return self.registry.forget(nodeid & OBJECT_MASK, count)
 
     def close(self) -> None:
         """Close every descriptor."""

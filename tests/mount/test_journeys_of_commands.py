@@ -63,7 +63,7 @@ def test_explain(
 
     journey = measure(explain)
     assert "unchanged" in capsys.readouterr().out
-    assert not journey.is_longer_than(Journey(535, 30, 217)), journey
+    assert not journey.is_longer_than(Journey(524, 30, 218)), journey
 
 
 def test_export_plan(exports: str) -> None:

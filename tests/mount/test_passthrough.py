@@ -29,8 +29,7 @@ OWNER, MEMBER, STRANGER = 3001, 3002, 3003
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
 
-pytestmark = [
-    pytest.mark.usefixtures("figures_at_once"),
+NEEDS_PASSTHROUGH = [
     pytest.mark.skipif(
         not hasattr(pyfuse3, "open_backing"), reason="this pyfuse3 is not patched (scripts/setup --patched-pyfuse3)"
     ),
@@ -38,6 +37,7 @@ pytestmark = [
         tuple(map(int, os.uname().release.split(".")[:2])) < (6, 9), reason="the kernel has no passthrough (Linux 6.9)"
     ),
 ]
+pytestmark = [pytest.mark.usefixtures("figures_at_once"), *NEEDS_PASSTHROUGH]
 
 
 @pytest.fixture(params=["ext4", "tmpfs"])

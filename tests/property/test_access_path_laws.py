@@ -35,7 +35,7 @@ def test_a_condition_need_not_be_met_twice(some: list[Condition]) -> None:
             return True
 
     access_path = AccessPath(None, None)
-    for condition in [Counting(*one) for one in some] * 50:
+    for condition in [Counting(it.owner, it.group, it.in_group, it.outside, it.exempt) for it in some] * 50:
         access_path = AccessPath(access_path, condition)
     assert access_path.admits(actor(Caller(ServerId(1), ServerId(1), frozenset())))
     assert len(asked) == len(some)

@@ -31,13 +31,14 @@ def served(later: View | None) -> tuple[Any, list[View]]:
     callers.is_daemon = lambda ctx, for_attributes: False
     callers._groups = SimpleNamespace(by_user=True)  # so that the user database is asked
     callers._who_by_groups = who
-    return trio.run(callers.served, InodeT(1), SimpleNamespace()), asked
+    callers._all_squash = False
+    return trio.run(callers.served, InodeT(1), SimpleNamespace(uid=7)), asked
 
 
 def test_the_new_policy_decides() -> None:
     later = View(Policy())
     answer, asked = served(later)
-    assert answer == (0, later, "by 2")
+    assert answer == (0, later, "by 2", 7)
     assert asked[1] is later
 
 
