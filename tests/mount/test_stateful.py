@@ -9,6 +9,7 @@ likes.
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import os
 import shutil
@@ -16,13 +17,14 @@ import stat
 import struct
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import hypothesis
+import pyfuse3
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -612,7 +614,9 @@ class TwoTrees(RuleBasedStateMachine):
     @rule(
         caller=callers,
         which=st.integers(0, 20),
-        flags=st.sampled_from([os.O_RDONLY, os.O_RDONLY | os.O_DIRECTORY, os.O_PATH]),
+        flags=st.sampled_from(
+            [os.O_RDONLY, os.O_RDONLY | os.O_DIRECTORY, os.O_PATH, os.O_RDWR, os.O_RDWR | os.O_APPEND]
+        ),
     )
     def hold(self, caller: int, which: int, flags: int) -> None:
         """Keep something open, whatever becomes of it."""
@@ -623,6 +627,52 @@ class TwoTrees(RuleBasedStateMachine):
         held = self._open(caller, path, flags)
         if held is not None:
             self.held.append(held)
+
+    def _held(self, which: int) -> Held:
+        return self.held[which % len(self.held)]
+
+    def _ask_by_held(self, held: Sequence[Held], call: Callable[..., object], *args: object) -> None:
+        """Call a function with the descriptors that one caller holds, in both trees, and compare what that says."""
+        party = held[0].party
+        what = f"{party.ids[0]}: {call.__name__}{args} by descriptor {[*map(self.held.index, held)]}"
+        self.done.append(what)
+        expected = party.server.do(_outcome_of, call, *(it.server_fd for it in held), *args)
+        got = party.client.do(_outcome_of, call, *(it.client_fd for it in held), *args)
+        assert got == expected, f"{what}: {got}, expected {expected}"
+        if self.world.views:
+            self.world.wait_for_daemon()  # what one view changed is behind the others' backs
+
+    @precondition(lambda self: self.held)
+    @rule(which=st.integers(0, 7), data=st.binary(min_size=1, max_size=5))
+    def write(self, which: int, data: bytes) -> None:
+        self._ask_by_held([self._held(which)], os.write, data)
+
+    @precondition(lambda self: self.held)
+    @rule(which=st.integers(0, 7), size=st.integers(0, 9))
+    def truncate_by_descriptor(self, which: int, size: int) -> None:
+        self._ask_by_held([self._held(which)], os.ftruncate, size)
+
+    @precondition(lambda self: self.held and hasattr(pyfuse3, "FileLock"))
+    @rule(
+        which=st.integers(0, 7),
+        kind=st.sampled_from(["fcntl", "OFD", "flock"]),
+        how=st.sampled_from([fcntl.F_RDLCK, fcntl.F_WRLCK, fcntl.F_WRLCK, fcntl.F_UNLCK]),
+        start=st.integers(0, 3),
+        length=st.integers(0, 3),
+    )
+    def lock(self, which: int, kind: str, how: int, start: int, length: int) -> None:
+        """Without waiting. (Locks on directories hold in one view alone.)"""
+        held = self._held(which)
+        if stat.S_ISREG(held.party.server.do(os.stat, held.server_fd).st_mode):
+            self._ask_by_held([held], _lock, kind, how, start, length)
+
+    @precondition(lambda self: self.held)
+    @rule(which=st.integers(0, 7), into=st.integers(0, 7), size=st.integers(0, 9), at=st.integers(0, 5))
+    def copy(self, which: int, into: int, size: int, at: int) -> None:
+        """By copy_file_range(2), from one file that a caller has open into another one."""
+        source, target = self._held(which), self._held(into)
+        if source.party is target.party:
+            self._ask_by_held([source, target], os.copy_file_range, size, 0, at)
 
     @staticmethod
     def _close(held: Held) -> None:
@@ -779,6 +829,25 @@ class TwoTrees(RuleBasedStateMachine):
             assert sorted(client.do(_listed_anew, held.client_fd)) == sorted(
                 name for name in names if rules.shows(who, infos[prefix + name])
             )
+
+
+def _outcome_of(call: Callable[..., object], *args: object) -> tuple[int, object]:
+    """The errno of a call, and what it returns otherwise."""
+    try:
+        return 0, call(*args)
+    except OSError as exc:
+        return exc.errno or -1, None
+
+
+def _lock(fd: int, kind: str, how: int, start: int, length: int) -> None:
+    """Lock these bytes of the file, or all of it (flock(2)), without waiting."""
+    if kind == "flock":
+        fcntl.flock(
+            fd, {fcntl.F_RDLCK: fcntl.LOCK_SH, fcntl.F_WRLCK: fcntl.LOCK_EX}.get(how, fcntl.LOCK_UN) | fcntl.LOCK_NB
+        )
+    else:
+        command = fcntl.F_SETLK if kind == "fcntl" else fcntl.F_OFD_SETLK
+        fcntl.fcntl(fd, command, struct.pack("hhqqi4x", how, os.SEEK_SET, start, length, 0))
 
 
 def _glance(top: str, paths: list[str]) -> None:
