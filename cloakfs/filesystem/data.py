@@ -101,7 +101,8 @@ class DataOperations(Core):
         as_opener = self.ganesha or flags & os.O_ACCMODE != os.O_RDONLY
         keeps = self.cache.opening(at)
         backing = self.passthrough.open(at, fd, flags, may_begin=self.requests.trace is None)
-        fh = self.files.opened(fd, at, as_opener=as_opener, flags=flags)
+        opener = at.credentials_to_write(flags) if as_opener and not self.ganesha else None
+        fh = self.files.opened(fd, at, as_opener=as_opener, opener=opener, flags=flags)
         if flags & os.O_TRUNC:
             try:
                 await self._may_have_lost_set_id(fh)
@@ -133,7 +134,7 @@ class DataOperations(Core):
                 return self.nodes.descriptors.with_descriptor(
                     calls.open, credentials, at.fd, flags & ~(_NOT_AGAIN | os.O_APPEND)
                 )
-            return self.nodes.descriptors.with_descriptor(open_again, at.credentials, at.fd, flags)
+            return self.nodes.descriptors.with_descriptor(open_again, at.credentials_to_write(flags), at.fd, flags)
         except PermissionError:
             if not self._has_nfs_right(at, flags):
                 raise

@@ -137,6 +137,6 @@ def _find_reason(filesystem: MountedFilesystem) -> str:
         return f"{filesystem.kind} does not go by mode bits and ACLs alone"
     if not filesystem.watched:
         return "changes are not reported"  # by which the daemon learns of what the kernel writes
-    if filesystem.reserves_for_groups and mountinfo.has_option(filesystem.device, b"resgid=", b"resuid="):
+    if filesystem.can_reserve and mountinfo.may_have_option(filesystem.device, b"resgid=", b"resuid="):
         return "blocks are reserved for a user or a group"
     return ""

@@ -350,10 +350,12 @@ class Changes:
         return False
 
     async def follow_mounts(self) -> None:
-        """Run for ever, invalidating what other processes mount something on."""
+        """Run for ever, invalidating what other processes mount something on, and noticing what they remount."""
         async with contextlib.aclosing(mounts_changed()) as changes:
             async for _ in changes:
                 began = trio.current_time()
+                for filesystem in self._nodes.mounts.filesystems:
+                    filesystem.look_at_reserves()
                 # Also where there was such a mount before: meanwhile, it may have been gone, and another got its id.
                 for path in self._nodes.mounts.excluded_places():
                     self._invalidate_excluded(path)

@@ -328,7 +328,11 @@ class Timeouts:
         obj = at.obj
         if not rules.attributes_for_one or obj.audience != at.viewer or not self._is_visible_to_viewer(at, info):
             return self._brief(at.number, obj, rules)
-        places = list(self._nodes.locator.places(obj, info))
+        if obj.parent is not None and info.st_nlink == 1 and self.is_known_to(at.number, obj, at.viewer):
+            # Where it is was found when this was cached, which would have been invalidated if it had moved.
+            places: list[tuple[Object, bytes]] = [(obj.parent, obj.name)]
+        else:
+            places = list(self._nodes.locator.places(obj, info))
         if (
             len(places) != 1
             or not self.is_reached_by_viewer(at, places[0][0])

@@ -62,15 +62,15 @@ def parse(table: bytes) -> dict[int, Place]:
     return places
 
 
-def has_option(device: int, *beginnings: bytes) -> bool:
-    """Whether an option of a mounted file system begins like this; `device` is its st_dev."""
+def may_have_option(device: int, *beginnings: bytes) -> bool:
+    """Whether an option of a mounted file system begins like this; `device` is its st_dev. True if it is not known."""
     wanted = f"{os.major(device)}:{os.minor(device)}".encode()
     with ownfiles.open(TABLE, "rb") as file:
         for line in file:
             fields, _, rest = line.partition(b" - ")
             if fields.split(b" ")[2:3] == [wanted]:
                 return any(word.startswith(beginnings) for word in rest.rstrip().split(b" ")[-1].split(b","))
-    return False
+    return True
 
 
 def unescaped(field: bytes) -> str:

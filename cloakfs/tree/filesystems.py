@@ -11,7 +11,7 @@ from dataclasses import InitVar, dataclass
 from typing import Any, TypeVar
 
 from .. import linux
-from ..linux import Stat, ownfiles
+from ..linux import Stat, mountinfo, ownfiles
 from . import calls
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 # Kinds on which a rename leaves the object's ctime unchanged. (Remote ones are unpredictable: sshfs shows the mtime.)
 _SILENT_KINDS = frozenset({"vfat", "msdos", "exfat"})
 
-# Kinds that can reserve blocks for a group (resgid=, tune2fs -g).
+# Kinds that can reserve blocks for a user or a group (resuid=, resgid=, tune2fs -u, -g).
 _RESERVING_KINDS = frozenset({"ext2", "ext3", "ext4", "f2fs"})
 
 _MEMORY_KINDS = frozenset({"tmpfs", "ramfs"})
@@ -74,7 +74,9 @@ class MountedFilesystem:
         has_posix_rules: whether mode bits and POSIX ACLs alone decide, on this machine, and every change shows in the
             ctime.
         in_memory: whether it is in memory, so that no call on it ever has to wait.
-        reserves_for_groups: whether it may have blocks that only members of a group get.
+        can_reserve: whether it is of a kind that can reserve blocks for a user or a group.
+        reserves_for_groups: whether it may have blocks that only members of a group get. (`describe` finds that out,
+            and `look_at_reserves` once more.)
         makes_up_files: whether content is made up when a file is read, so that it is not mapped.
         remote: whether any call may wait for another machine or process, perhaps for ever.
         by_threads: whether only threads may find out what is above an object (`prefault`).
@@ -100,7 +102,8 @@ class MountedFilesystem:
         # No properties and no method, since every request reads them.
         self.has_posix_rules = self.kind in PLAIN_KINDS
         self.in_memory = self.kind in _MEMORY_KINDS
-        self.reserves_for_groups = self.kind not in PLAIN_KINDS or self.kind in _RESERVING_KINDS
+        self.can_reserve = self.kind in _RESERVING_KINDS
+        self.reserves_for_groups = self.kind not in PLAIN_KINDS or self.can_reserve
         self.makes_up_files = self.kind in _MADE_UP_KINDS
         self.remote = self.kind.startswith(_REMOTE_KINDS)
         self.by_threads = self.remote or below_remote
@@ -139,6 +142,7 @@ class MountedFilesystem:
     def describe(self, fd: int) -> None:
         """Find out what kind of file handles it has. `fd` refers to the place at which it is mounted."""
         self.device = calls.fstat_as(linux.ROOT, fd).st_dev
+        self.look_at_reserves()
         try:
             self.fd = calls.open(linux.ROOT, fd, os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
@@ -156,6 +160,11 @@ class MountedFilesystem:
             break
         else:
             self.has_handles = self.decodable = False
+
+    def look_at_reserves(self) -> None:
+        """Find out from the mount table whether blocks are reserved for a group, which remounting may change."""
+        if self.can_reserve:
+            self.reserves_for_groups = mountinfo.may_have_option(self.device, b"resgid=")
 
     def describe_remote(self, fd: int, seconds: float) -> None:
         """Find out what kind of file handles it has, if it answers within `seconds`: a remote one may never answer."""

@@ -15,6 +15,9 @@ from .visibility import may_without_groups, world_may
 SET_ID = stat.S_ISUID | stat.S_ISGID
 """The bits of a mode that make a program run as its owner, or its group."""
 
+# What open(2) asks for, by O_ACCMODE; 0: it is not said.
+_BITS_OF_ACCESS = (os.R_OK, os.W_OK, os.R_OK | os.W_OK, 0)
+
 
 @lru_cache(MOST_IDENTITIES)
 def _without_groups(uid: ServerId, gid: ServerId, lacks: int = 0, *, or_daemon: bool = False) -> linux.Credentials:
@@ -88,6 +91,26 @@ class Request:
         who = self.who
         if not self.in_thread and may_without_groups(
             who, os.W_OK | os.X_OK, self.obj, self.fd, self.info, has_acl=self.has_acl
+        ):
+            return _without_groups(who.uid, who.gid, who.lacks)
+        return who.credentials
+
+    def credentials_to_write(self, flags: int) -> linux.Credentials:
+        """Return as whom to open the file with these flags of open(2), and to write to it.
+
+        That is the caller, but without its groups, if it surely may without them, and they play no part later on. They
+        do where blocks are reserved for a group, and for S_ISGID, which a file loses if a stranger writes to it.
+        """
+        who, obj, info = self.who, self.obj, self.info
+        bits = _BITS_OF_ACCESS[flags & os.O_ACCMODE] | (os.W_OK if flags & os.O_TRUNC else 0)
+        if (
+            bits
+            and not self.in_thread
+            and not obj.filesystem.reserves_for_groups
+            and stat.S_ISREG(info.st_mode)
+            and not info.st_mode & SET_ID
+            and info.st_gid == who.gid  # in this group it is whatever its other groups, if anybody sets S_ISGID
+            and may_without_groups(who, bits, obj, self.fd, info, has_acl=self.has_acl)
         ):
             return _without_groups(who.uid, who.gid, who.lacks)
         return who.credentials

@@ -350,6 +350,34 @@ def test_enospc(base: str, mount: Callable[..., Mount], user: Callable[..., User
         assert os.statvfs(source).f_bfree >= reserved
 
 
+RESERVING = 3777
+
+
+def may_use_reserved_blocks(m: Mount, who: User) -> bool:
+    """Whether the caller can write a file on a file system that is full but for reserved blocks."""
+    fd = who.do(os.open, m.at("more"), os.O_CREAT | os.O_WRONLY, 0o600)
+    try:
+        return who.error(os.write, fd, b"x" * 65536) == 0
+    finally:
+        who.do(os.close, fd)
+        who.do(os.unlink, m.at("more"))
+
+
+def test_a_group_may_use_the_blocks_that_are_reserved_for_it(base: str, user: Callable[..., User]) -> None:
+    """Also if they are reserved while the tree is mounted."""
+    with (
+        filesystem("ext4", base, mib=16, mkfs=("-m", "30")) as source,
+        mounted(source, base_dir(base), "-o", NULL) as m,
+    ):
+        member, stranger = user(3001, 3001, [RESERVING]), user(3002)
+        assert stranger.error(fill, m.at("file")) == errno.ENOSPC
+        assert not may_use_reserved_blocks(m, member)
+        for group in (RESERVING, 0, RESERVING):
+            subprocess.run(["mount", "-o", f"remount,resgid={group}", source], check=True)
+            wait_until(lambda: may_use_reserved_blocks(m, member) is (group == RESERVING))  # noqa: B023
+            assert not may_use_reserved_blocks(m, stranger)
+
+
 def base_dir(base: str) -> str:
     path = os.path.join(base, "mnt-of-it")
     os.mkdir(path)
