@@ -1,6 +1,7 @@
 """Files that the kernel reads and writes by itself, on the real file system (FUSE passthrough, Linux 6.9).
 
-The kernel does so for what programs open for writing: bytes then cost no request. What is only read, it caches anyway.
+The kernel does so for what programs open for writing, and for large files: bytes then cost no request. What is small
+and only read, it caches anyway.
 
 It does so with the credentials of the thread that hands it the file, whoever has opened it. Those used here have no
 rights to any file, so that what is written drops set-id bits and capabilities, as on the real tree, and quotas hold.
@@ -13,7 +14,6 @@ So the first open decides.
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import stat
@@ -21,7 +21,7 @@ import stat
 import trio
 
 from ..fuse import compatibility
-from ..linux import mountinfo
+from ..linux import FMODE_EXEC, Stat, mountinfo
 from ..tree import calls
 from ..tree.filesystems import MountedFilesystem
 from ..tree.objects import Object
@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 # the next times, and then tried again.
 _BRIEF_SECONDS = 0.02
 _OPENS_BY_DAEMON = 64
+
+# What is only read passes from this size on. Each read changes the atime, so that a stat(2) after it is a request.
+_LARGE = 16 << 20
 
 # There is not enough of something just now; all other errors are for good.
 _FOR_NOW = frozenset({errno.ENOMEM, errno.ENFILE, errno.EMFILE, errno.ENOSPC})
@@ -85,8 +88,11 @@ class Passthrough:
         if self._forbidden:
             return 0
         obj, filesystem = at.obj, at.obj.filesystem
-        if obj.backing or not may_begin or obj.open_files or flags & os.O_ACCMODE == os.O_RDONLY:
-            return obj.backing
+        if obj.backing:
+            # The kernel fails this open (EIO) rather than mix the two.
+            return obj.backing if flags & os.O_ACCMODE == os.O_RDONLY or not calls.is_append_only(fd) else 0
+        if not may_begin or obj.open_files or not _may_pay(flags, at.info):
+            return 0
         rare = obj.rarely()
         if rare.opens_left:
             rare.opens_left -= 1
@@ -123,11 +129,17 @@ class Passthrough:
         return known
 
 
+def _may_pay(flags: int, info: Stat) -> bool:
+    """Whether so much may be read or written that handing over the file pays."""
+    if flags & os.O_ACCMODE != os.O_RDONLY:
+        return True
+    return info.st_size >= _LARGE and not flags & (os.O_TRUNC | FMODE_EXEC)
+
+
 def _may_pass(fd: int) -> bool:
     """Whether the kernel may write to this file as without any rights, and wherever the client says."""
     mode = calls.fstat(fd).st_mode
-    # To a file that may only be appended to (chattr +a), the daemon has no other descriptor (`data.open_again`).
-    return stat.S_ISREG(mode) and not mode & SET_ID and not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND
+    return stat.S_ISREG(mode) and not mode & SET_ID and not calls.is_append_only(fd)
 
 
 def _find_reason(filesystem: MountedFilesystem) -> str:

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -233,6 +234,20 @@ def _answer_of_statx(buffer: _StatxBuffer) -> tuple[Stat, int]:
         )
     )  # fmt: skip
     return info, mount_id
+
+
+_GET_FLAGS, _APPEND_ONLY = 0x80086601, 0x20  # FS_IOC_GETFLAGS, which writes an int; FS_APPEND_FL
+
+
+def is_append_only(fd: int) -> bool:
+    """Whether the file can only be appended to (ioctl_iflags(2), chattr +a); `fd` must not be O_PATH."""
+    try:
+        flags = fcntl.ioctl(fd, _GET_FLAGS, bytes(8))
+    except OSError as exc:
+        if exc.errno in (errno.ENOTTY, errno.EOPNOTSUPP):
+            return False  # the file system has no such flags
+        raise
+    return int.from_bytes(flags[:4], sys.byteorder) & _APPEND_ONLY > 0
 
 
 # XFS_IOC_FSGEOMETRY_V1, a struct xfs_fsop_geom_v1; the UUID comes after eight 32-bit and four 64-bit numbers.

@@ -31,6 +31,7 @@ fdatasync = os.fdatasync
 fstat = linux.fstat
 fstatvfs = os.fstatvfs
 fsync = os.fsync
+is_append_only = linux.is_append_only
 lseek = os.lseek
 name_to_handle = linux.name_to_handle
 pread = os.pread

@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pyfuse3
@@ -25,6 +26,7 @@ from tests.mount.test_own_directory import taken
 from tests.waiting import wait_until, wait_until_settled
 
 OWNER, MEMBER, STRANGER = 3001, 3002, 3003
+LARGE = 16 << 20
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
@@ -74,7 +76,7 @@ def passing(m: Mount) -> int:
 
 def test_writes_take_no_request(tree: str, mount: MakeMount, user: MakeUser) -> None:
     m, owner = mount("-o", CLOAKED), user(OWNER)
-    assert "passes    files that are open for writing\n" in run("status", m.path).stdout
+    assert "passes    files that are open for writing, and large ones\n" in run("status", m.path).stdout
     found = taken(m, owner, write_many, m.at("home/log"), os.O_WRONLY | os.O_APPEND, 100)
     assert found["open"] == found["release"] == 1
     assert found["write"] == 0
@@ -84,6 +86,44 @@ def test_writes_take_no_request(tree: str, mount: MakeMount, user: MakeUser) -> 
     assert found["write"] == 0
     # What is made at one go is left to the daemon: most of it is small.
     assert taken(m, owner, write_many, m.at("home/small"), os.O_WRONLY | os.O_CREAT, 2)["write"] == 2
+
+
+def read_all(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return b"".join(iter(partial(os.read, fd, 1 << 16), b""))
+    finally:
+        os.close(fd)
+
+
+def test_large_files_are_read_without_a_request(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    m, member = mount("-o", CLOAKED), user(MEMBER)
+    for size, passes in ((LARGE - 1, False), (LARGE, True)):
+        os.truncate(f"{tree}/home/log", size)
+        told(m.path)
+        found = taken(m, member, read_all, m.at("home/log"))
+        assert found["open"] == 1
+        assert (found["read"] == 0) is passes
+    assert member.do(read_all, m.at("home/log")) == read(f"{tree}/home/log")
+
+
+def test_who_reads_a_large_file_sees_what_is_written_meanwhile(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """By a program that opens it later, by one on the real tree, and by another mount."""
+    os.truncate(f"{tree}/home/log", LARGE)
+    m, other, owner, member = mount("-o", CLOAKED), mount("-o", CLOAKED), user(OWNER), user(MEMBER)
+    fd = member.do(os.open, m.at("home/log"), os.O_RDONLY)
+    assert passing(m) == 1
+    for number, path in enumerate((m.at("home/log"), f"{tree}/home/log", other.at("home/log"))):
+        writer = owner.do(os.open, path, os.O_WRONLY)
+        owner.do(os.pwrite, writer, b"%d" % number, LARGE - 1)
+        assert member.do(os.pread, fd, 10, LARGE - 1) == b"%d" % number
+        owner.do(os.close, writer)
+    assert member.do(os.fstat, fd).st_atime_ns == os.stat(f"{tree}/home/log").st_atime_ns
+    member.do(os.close, fd)
+    wait_until(lambda: passing(m) == 0)
+    os.chmod(f"{tree}/home/log", 0o600)
+    told(m.path)
+    assert member.error(read_all, m.at("home/log")) == errno.ENOENT
 
 
 @pytest.mark.parametrize("options", ["passthrough=off", "record=/dev/null", "views=3001:3001 3002:3002"])
@@ -376,13 +416,37 @@ def test_how_many_overlays_lie_on_a_mount(word: str, most: int, base: str, tree:
 
 def test_a_file_that_may_only_be_appended_to_is_left_to_the_daemon(tree: str, mount: MakeMount, user: MakeUser) -> None:
     """The kernel would write wherever the client says, once it has no O_APPEND any more, or a mapping."""
-    m, owner = mount("-o", CLOAKED), user(OWNER)
+    m, owner, member = mount("-o", CLOAKED), user(OWNER), user(MEMBER)
+    with open(f"{tree}/home/log", "a", encoding="ascii") as log:
+        log.write("x" * LARGE)
+    told(m.path)
     subprocess.run(["chattr", "+a", m.real("home/log")], check=True)
+    reader = member.do(os.open, m.at("home/log"), os.O_RDONLY)  # which does not make it pass, either
     try:
         assert owner.error(_overwrite_by_mapping, f"{tree}/home/log") == errno.EACCES
         owner.error(_overwrite_by_mapping, m.at("home/log"))
         owner.error(_overwrite, m.at("home/log"))
         assert read(m.real("home/log")).startswith(b"begins\n")
+        member.do(os.close, reader)
+    finally:
+        subprocess.run(["chattr", "-a", m.real("home/log")], check=True)
+
+
+def test_what_passes_and_becomes_append_only_cannot_be_opened_for_writing(
+    tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """By the kernel, it could be overwritten, and the kernel does not let the daemon write it as well."""
+    os.truncate(f"{tree}/home/log", LARGE)
+    m, owner, member = mount("-o", CLOAKED), user(OWNER), user(MEMBER)
+    reader = member.do(os.open, m.at("home/log"), os.O_RDONLY)
+    assert passing(m) == 1
+    subprocess.run(["chattr", "+a", m.real("home/log")], check=True)
+    try:
+        assert owner.error(_overwrite, m.at("home/log")) == errno.EIO
+        assert read(m.real("home/log")).startswith(b"begins\n")
+        member.do(os.close, reader)
+        wait_until(lambda: gauge(m, "'cloakfs_descriptors'", "clients") == 0)
+        owner.do(write_many, m.at("home/log"), os.O_WRONLY | os.O_APPEND, 1)
     finally:
         subprocess.run(["chattr", "-a", m.real("home/log")], check=True)
 
