@@ -29,13 +29,14 @@ from ..tree.request import SET_ID, Request
 
 log = logging.getLogger(__name__)
 
-# To hand a file over takes as long as some ten writes. A file that was open for so short a time is left to the daemon
-# the next times, and then tried again.
+# To hand a file over takes as long as some ten writes. A file that was written to for so short a time, and got little
+# larger, is left to the daemon the next times, and then tried again.
 _BRIEF_SECONDS = 0.02
+_LITTLE = 64 << 10
 _OPENS_BY_DAEMON = 64
 
 # What is only read passes from this size on. Each read changes the atime, so that a stat(2) after it is a request.
-_LARGE = 16 << 20
+_LARGE = 1 << 20
 
 # There is not enough of something just now; all other errors are for good.
 _FOR_NOW = frozenset({errno.ENOMEM, errno.ENFILE, errno.EMFILE, errno.ENOSPC})
@@ -51,7 +52,7 @@ class Passthrough:
     def __init__(self, forbidden: str) -> None:
         self._forbidden = forbidden
         self._why_not: dict[MountedFilesystem, str] = {}  # "" where it has been found to work
-        self._since: dict[Object, float] = {}  # since when the kernel does, for each file
+        self._since: dict[Object, tuple[float, int]] = {}  # since when the kernel does, and the size then
 
     @property
     def files(self) -> int:
@@ -107,18 +108,21 @@ class Passthrough:
                 log.info("%s: the kernel does not write files by itself: %s", filesystem.path, exc.strerror)
             return 0
         rare.backing = backing
-        self._since[obj] = trio.current_time()
+        self._since[obj] = trio.current_time(), at.info.st_size
         return backing
 
     def closing(self, obj: Object, fd: int) -> None:
         """Take a file back that one client alone has open, with this descriptor, and is about to close."""
         if len(obj.open_files) == 1:
-            obj.report_size(0, calls.fstat(fd).st_size)  # which the kernel knows, unlike the daemon
+            size = calls.fstat(fd).st_size
+            obj.report_size(0, size)  # which the kernel knows, unlike the daemon
             rare = obj.rarely()
             with contextlib.suppress(OSError):  # the session has ended
                 calls.without_rights(compatibility.close_backing, rare.backing)
             rare.backing = 0
-            if trio.current_time() < self._since.pop(obj) + _BRIEF_SECONDS:
+            since, before = self._since.pop(obj)
+            is_brief = trio.current_time() < since + _BRIEF_SECONDS and abs(size - before) < _LITTLE
+            if is_brief and not calls.only_reads(fd):
                 rare.opens_left = _OPENS_BY_DAEMON
 
     def _reason(self, filesystem: MountedFilesystem) -> str:

@@ -11,6 +11,7 @@ All functions raise `OSError`, like the system call that they are named after.
 """
 
 import contextlib
+import fcntl
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -213,6 +214,11 @@ def _forget_own_fds() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_own_fds)
+
+
+def only_reads(fd: int) -> bool:
+    """Whether `fd` is open for reading alone."""
+    return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
 
 
 # -- making ----------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from tests.mount.test_own_directory import taken
 from tests.waiting import wait_until, wait_until_settled
 
 OWNER, MEMBER, STRANGER = 3001, 3002, 3003
-LARGE = 16 << 20
+LARGE = 1 << 20
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
@@ -153,6 +153,20 @@ def test_a_file_that_was_open_briefly_is_left_to_the_daemon(tree: str, mount: Ma
     for _ in range(50):
         owner.do(write_many, m.at("home/log"), os.O_WRONLY, 1)
     assert taken(m, owner, write_many, m.at("home/log"), os.O_WRONLY, 10)["write"] == 10
+
+
+def test_a_file_that_grows_much_at_once_passes_again(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    m, owner = mount("-o", CLOAKED), user(OWNER)
+    for _ in range(3):
+        found = taken(m, owner, write, m.at("home/log"), bytes(LARGE), os.O_APPEND)
+        assert (found["open"], found["write"]) == (1, 0)
+
+
+def test_a_large_file_that_is_read_at_once_passes_again(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    os.truncate(f"{tree}/home/log", LARGE)
+    m, member = mount("-o", CLOAKED), user(MEMBER)
+    for _ in range(3):
+        assert taken(m, member, read_all, m.at("home/log"))["read"] == 0
 
 
 def test_a_program_that_is_traced_is_seen_writing(tree: str, mount: MakeMount, user: MakeUser) -> None:
