@@ -67,7 +67,7 @@ class Choice:
             works,
             [name for name in names if name in _EXTRAS],
             settings,
-            2 if self.quick else self.rounds,
+            1 if self.quick else self.rounds,
             0.005 if self.quick else self.seconds,
             QUICK if self.quick else Sizes(),
             package,

@@ -54,15 +54,20 @@ def without_hints(code: str) -> str:
 
 
 def changed(mutant: Mutant) -> str | None:
-    """Return the changed text of the module; None if there is no such place, or only a type hint would change."""
+    """Return the changed text of the module.
+
+    None: there is no such place, only a type hint would change, or it would not be Python (`**` between braces, which
+    cosmic-ray takes for a power).
+    """
     from cosmic_ray import plugins  # noqa: PLC0415 (not among what the tests need)
     from cosmic_ray.mutating import mutate_code  # noqa: PLC0415
 
     code = (TOP / mutant.module).read_text()
     made: str | None = mutate_code(code, plugins.get_operator(mutant.operator)(), mutant.occurrence)
-    if made is None or without_hints(made) == without_hints(code):
+    try:
+        return None if made is None or without_hints(made) == without_hints(code) else made
+    except SyntaxError:
         return None
-    return made
 
 
 def all_mutants(paths: list[str]) -> list[Mutant]:
@@ -101,7 +106,7 @@ def survives(mutant: Mutant, made: str, seconds: float) -> bool:
     """Whether all tests of the module pass with this change, within so many seconds."""
     with tempfile.TemporaryDirectory() as base:
         copy = Path(base, "checkout")
-        ignored = shutil.ignore_patterns(".git", ".venv", "*cache*", "results", "docs")
+        ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*cache")
         shutil.copytree(TOP, copy, ignore=ignored, symlinks=True)
         (copy / mutant.module).write_text(made)
         try:
@@ -149,6 +154,13 @@ def main() -> int:
             tried.append((mutant, made))
     survivors: list[dict[str, Any]] = []
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        # Tests that fail in a copy anyway would notice every change.
+        paths = sorted({mutant.module for mutant, _ in tried})
+        passing = pool.map(lambda path: survives(Mutant(path, "", 0), (TOP / path).read_text(), options.seconds), paths)
+        unfit = [path for path, passes in zip(paths, passing, strict=True) if not passes]
+        if unfit:
+            print(f"mutants: the tests of these fail, or take too long, unchanged: {', '.join(unfit)}", file=sys.stderr)
+            return 2
         outcomes = pool.map(lambda one: survives(one[0], one[1], options.seconds), tried)
         for at, ((mutant, made), lives) in enumerate(zip(tried, outcomes, strict=True), 1):
             if lives:
