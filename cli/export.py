@@ -33,7 +33,7 @@ from cloakfs.nfs.plan import Mount, Plan, ServerKind, absolute, mount_name, plan
 from cloakfs.nfs.server import NfsServer, ServerError
 from cloakfs.reasons import who_locks
 from cloakfs.state.runtime import STATE_DIR, mounted
-from cloakfs.state.versions import is_known, refusal
+from cloakfs.state.versions import is_known, version_problem
 from cloakfs.tree.views import accounts_of
 
 from .background import in_background, in_foreground, open_for_us
@@ -451,7 +451,7 @@ def _order(name: str, order: str) -> dict[str, Any]:
     if not is_known(version, VERSION):
         who = f"service {name}: its guard (process {answer.get('pid')})"
         hint = f"use the cloakfs that runs it, or end it (kill {answer.get('pid')}), which unmounts everything"
-        fail(refusal(who, version, VERSION, hint), FAILED)
+        fail(version_problem(who, version, VERSION, hint), FAILED)
     return answer
 
 

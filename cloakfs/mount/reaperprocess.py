@@ -33,7 +33,7 @@ def main() -> None:
     arrive on standard input once it is made, and later the words of `reaper.Reaper.report`.
     """
     target, daemon, state, *words = sys.argv[1:]
-    leftovers, again = words[: words.index("--")], words[words.index("--") + 1 :]
+    files, again = words[: words.index("--")], words[words.index("--") + 1 :]
     # A signal to all processes of a terminal or a service ends the daemon as well, and with it this process.
     for ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
@@ -60,7 +60,7 @@ def main() -> None:
     _detach(number, device)
     process.ends(int(daemon))
     os.close(int(daemon))
-    _remove_leftovers(state, leftovers)
+    _remove_files(state, files)
     if b"ready" in reported and b"ended" not in reported and (b"failed" in reported or was_there):
         os.dup2(1, 0)
         left = _place(number, device)
@@ -200,12 +200,12 @@ def _place(number: int, device: str) -> mountinfo.Place | None:
     return place if place is not None and place.device == device and place.kind in KINDS else None
 
 
-def _remove_leftovers(state: str, leftovers: list[str]) -> None:
+def _remove_files(state: str, files: list[str]) -> None:
     """Remove what the daemon published, unless a new daemon has locked the directory by now."""
     with contextlib.suppress(OSError):
         lock = ownfiles.open_fd(state, os.O_RDONLY)
         try:
-            for path in leftovers if ownfiles.lock(lock) else ():
+            for path in files if ownfiles.lock(lock) else ():
                 with contextlib.suppress(FileNotFoundError):
                     ownfiles.unlink(path)
         finally:

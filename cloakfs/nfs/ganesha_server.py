@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from ..linux import ownfiles
-from ..state.versions import is_known, refusal
+from ..state.versions import is_known, version_problem
 from . import served
 from .ganesha import GRACE_SECONDS, Ganesha, GaneshaExport
 from .plan import Mount
@@ -168,7 +168,7 @@ def _read(ids: str) -> dict[str, int]:
     version = known.pop(_VERSION_KEY, None)
     if not is_known(version, VERSION):
         hint = "use the cloakfs that wrote it, or remove it (clients then have to mount again)"
-        raise ServerError(refusal(ids, version, VERSION, hint))
+        raise ServerError(version_problem(ids, version, VERSION, hint))
     return known
 
 

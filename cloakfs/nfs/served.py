@@ -95,15 +95,15 @@ class StatChecks:
 
     def __init__(self) -> None:
         self._limit = trio.CapacityLimiter(_STATS_AT_ONCE)
-        self._asked: dict[str, float] = {}  # path -> when
+        self._since: dict[str, float] = {}  # path -> since when it has not answered
 
     async def find_problems(self, paths: Iterable[str]) -> dict[str, str]:
         """Return, by path, why stat(2) or statvfs(2) fails there, or that it has not returned for so long."""
         said: dict[str, str] = {}
 
         async def one(path: str) -> None:
-            if path not in self._asked:
-                self._asked[path] = time.monotonic()
+            if path not in self._since:
+                self._since[path] = time.monotonic()
                 with trio.move_on_after(SECONDS):
                     failure = await trio.to_thread.run_sync(
                         self._answer, path, abandon_on_cancel=True, limiter=self._limit
@@ -111,7 +111,7 @@ class StatChecks:
                     if failure is not None:
                         said[path] = f"it does not answer: {failure}"
                     return
-            said[path] = f"it has not answered for {time.monotonic() - self._asked.get(path, 0):.0f} s"
+            said[path] = f"it has not answered for {time.monotonic() - self._since.get(path, 0):.0f} s"
 
         async with trio.open_nursery() as nursery:
             for path in paths:
@@ -125,5 +125,5 @@ class StatChecks:
         except OSError as exc:
             return exc.strerror or str(exc)
         finally:
-            self._asked.pop(path, None)
+            self._since.pop(path, None)
         return None

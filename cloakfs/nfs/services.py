@@ -10,7 +10,7 @@ import trio
 
 from ..linux import ownfiles, sockets
 from ..state.runtime import RUN_DIR
-from ..state.versions import is_known, refusal
+from ..state.versions import is_known, version_problem
 from . import stale
 from .guard import RUN_DIR_PREFIX, VERSION, control_path
 from .server import ServerError
@@ -105,7 +105,9 @@ async def service_state(name: str, seconds: float, limit: trio.CapacityLimiter) 
     if not is_known(answer.get("version"), VERSION):
         place = f"its guard (process {answer.get('pid')})"
         hint = "use the cloakfs that runs it to see whether it serves"
-        return Service(name, answer.get("pid") or 0, problem=refusal(place, answer.get("version"), VERSION, hint))
+        return Service(
+            name, answer.get("pid") or 0, problem=version_problem(place, answer.get("version"), VERSION, hint)
+        )
     mounts = {mount["path"]: mount for mount in answer["mounts"]}
     problem = problem_of(answer)
     problem = problem and f"{answer['server']}: {problem}"

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 import trio
 
 from ..linux import ownfiles, process
-from ..state.versions import is_known, refusal
+from ..state.versions import is_known, version_problem
 from .ganesha import Ganesha
 from .knfsd import resume, unexport
 from .plan import Mount, ServerKind
@@ -81,7 +81,7 @@ def read(run_dir: str) -> ServiceRecord | None:
         version = stored.pop("version", None)
         if not is_known(version, VERSION):
             hint = "use the cloakfs that wrote it for export status and down"
-            raise ServerError(refusal(_path(run_dir), version, VERSION, hint))
+            raise ServerError(version_problem(_path(run_dir), version, VERSION, hint))
         stored["exports"] = tuple((path, client) for path, client in stored["exports"])
         stored["made"] = tuple(stored["made"])
         return ServiceRecord(**stored)

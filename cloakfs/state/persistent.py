@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from ..fuse.detach import KINDS
 from ..linux import mountinfo, ownfiles
 from .runtime import RUN_DIR, STATE_DIR, mount_key, state_path
-from .versions import is_known, refusal
+from .versions import is_known, version_problem
 
 VERSION = 1
 """The version of the record of a mount. 0.1.0 wrote none."""
@@ -173,7 +173,7 @@ def _read(key: str) -> PersistentState:
             written = json.load(file)
         if not is_known(written["version"], VERSION):
             return PersistentState(
-                key, None, refusal(path, written["version"], VERSION, "use the cloakfs that wrote it"), size
+                key, None, version_problem(path, written["version"], VERSION, "use the cloakfs that wrote it"), size
             )
         record = MountRecord(**written)
         if mount_key(record.source, record.target) == key:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..fuse.detach import KINDS
 from ..linux import mountinfo, ownfiles, process
-from .versions import is_known, refusal
+from .versions import is_known, version_problem
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Mounted:
         if is_known(self.version, VERSION):
             return None
         place = state_path(mount_key(self.source, self.target))
-        return refusal(place, self.version, VERSION, f"use the cloakfs that mounted it (process {self.pid})")
+        return version_problem(place, self.version, VERSION, f"use the cloakfs that mounted it (process {self.pid})")
 
 
 def state_path(key: str) -> str:

@@ -21,6 +21,6 @@ def is_known(found: object, newest: int) -> bool:
     return found is None or (type(found) is int and 0 <= found <= newest)
 
 
-def refusal(place: str, found: object, newest: int, hint: str) -> str:
+def version_problem(place: str, found: object, newest: int, hint: str) -> str:
     """Return one line that reports an unknown version."""
     return f"{place}: version {found!r} is not known to this cloakfs, which uses {newest}; {hint}"

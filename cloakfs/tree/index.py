@@ -29,7 +29,7 @@ from typing import Any
 
 from ..linux import database, ownfiles
 from ..linux.database import Database
-from ..state.versions import VersionError, is_known, refusal
+from ..state.versions import VersionError, is_known, version_problem
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ class Index:
         if not is_known(version, VERSION):
             folder = os.path.dirname(self._path)
             hint = f"use the cloakfs that wrote it, or move {folder} away (old file handles become stale)"
-            raise VersionError(refusal(self._path, version, VERSION, hint))
+            raise VersionError(version_problem(self._path, version, VERSION, hint))
         return version
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloakfs.state.versions import is_known, refusal
+from cloakfs.state.versions import is_known, version_problem
 
 
 @pytest.mark.parametrize("found", [None, 0, 1, 2])
@@ -15,8 +15,8 @@ def test_what_is_newer_or_no_version_is_not(found: object) -> None:
     assert not is_known(found, 2)
 
 
-def test_a_refusal_is_one_line_with_place_value_and_hint() -> None:
+def test_a_problem_is_one_line_with_place_value_and_hint() -> None:
     assert (
-        refusal("/some/file", "x\n", 2, "go away")
+        version_problem("/some/file", "x\n", 2, "go away")
         == "/some/file: version 'x\\n' is not known to this cloakfs, which uses 2; go away"
     )
