@@ -22,7 +22,7 @@ from ..fuse.compatibility import keeps_listings, offers_locks
 from ..identity import ServerId
 from ..kernelcache.cache import KernelCache
 from ..kernelcache.cachepolicy import MountTraits
-from ..linux import process
+from ..linux import filelocks, process
 from ..stacking.answers import AnsweredActor, LowerAnswers, Query, query
 from ..stacking.upper import UpperDaemons
 from ..tracerecords import Record, described
@@ -674,6 +674,7 @@ class Core(pyfuse3.Operations):
             for fd in self.locks.closed(self.files.by_fd[fh].obj, fh):
                 self._close_for_locks(self.files.by_fd[fh].obj, fd)
         if (obj := self.files.by_fd[fh].obj).backing:
+            filelocks.release_all(fh)  # the kernel may go on with this open file, for those who still have it open
             self.passthrough.closing(obj, fh)
         file = self.files.close(fh)
         if file is not None:

@@ -88,10 +88,10 @@ def all_mutants(paths: list[str]) -> list[Mutant]:
 
 
 def tests_of(path: str) -> list[str]:
-    """Return the unit and property tests that import this module; all of them if none does."""
+    """Return the unit and property tests that import this module, or otherwise any of its package; all if none does."""
     module = path.removesuffix(".py").replace("/", ".")
     package, _, name = module.rpartition(".")
-    found = []
+    found, of_package = [], []
     for test in sorted([*TOP.glob("tests/unit/test_*.py"), *TOP.glob("tests/property/test_*.py")]):
         for node in ast.walk(ast.parse(test.read_text())):
             if isinstance(node, ast.ImportFrom) and (
@@ -99,7 +99,9 @@ def tests_of(path: str) -> list[str]:
             ):
                 found.append(str(test.relative_to(TOP)))
                 break
-    return found or ["tests/unit", "tests/property"]
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{package}.") and "." in package:
+                of_package.append(str(test.relative_to(TOP)))
+    return found or sorted(set(of_package)) or ["tests/unit", "tests/property"]
 
 
 def survives(mutant: Mutant, made: str, seconds: float) -> bool:
@@ -134,7 +136,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--module", action="append", help="only this module (path); repeatable")
     parser.add_argument("--jobs", type=int, default=1, help="so many at a time")
-    parser.add_argument("--seconds", type=float, default=120.0, help="tests that take longer have noticed the change")
+    parser.add_argument("--seconds", type=float, default=900.0, help="tests that take longer have noticed the change")
     parser.add_argument("--json", action="store_true", help="print the summary for a program to read")
     options = parser.parse_args()
     try:

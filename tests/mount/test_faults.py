@@ -78,7 +78,7 @@ def served(tree: str, mount: MakeMount, fail: Fail) -> Mount:
     os.chown(f"{tree}/hidden", ANN, ANN)
     os.chmod(f"{tree}/hidden", 0o700)
     Path(f"{tree}/open/file").write_bytes(bytes(1 << 20))
-    made = mount("-o", CLOAKED, *POLICY)
+    made = mount("-o", f"{CLOAKED},passthrough=off", *POLICY)  # the daemon is to read ahead
     made.expect_errors = True
     return made
 
@@ -102,9 +102,12 @@ def test_each_task_with_each_fault(
             change_behind()
 
     def write_behind() -> None:
-        ann.do(read, served.at("open", "file"))
+        opened = ann.do(os.open, served.at("open", "file"), os.O_RDONLY)
+        ann.do(os.read, opened, 100)
         with open(f"{tree}/open/file", "r+b") as file:
             file.write(str(next(count)).encode())
+        told()  # while it is open, its pages are invalidated
+        ann.do(os.close, opened)
 
     def take_behind() -> None:
         ann.do(os.stat, served.at("open", "file"))

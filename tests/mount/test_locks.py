@@ -26,6 +26,7 @@ from tests.agents import User, read
 from tests.campaign import locks as campaign
 from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, is_mounted, mounted, run, unmount
+from tests.mount.loopfs import filesystem
 from tests.mount.test_caching import CLOAKED, requests
 from tests.waiting import wait_until
 
@@ -244,10 +245,14 @@ def play(scene: Scene, how: str, one: str, two: str) -> list[object]:
 
 @pytest.fixture(scope="module")
 def places() -> Iterator[dict[str, str]]:
-    """Where one file can be used: by two mounts, by fixed views of a third, and on the real tree."""
+    """Where one file can be used: by two mounts, by fixed views of a third, and on the real tree.
+
+    It is on a file system of its own, where the kernel may write files by itself.
+    """
     with tempfile.TemporaryDirectory(prefix="cloakfs-test-", ignore_cleanup_errors=True) as base:
         os.chmod(base, 0o755)
-        yield from _places(Path(base))
+        with filesystem("ext4", base) as top:
+            yield from _places(Path(top))
 
 
 def _places(base: Path) -> Iterator[dict[str, str]]:

@@ -465,6 +465,14 @@ def test_what_passes_and_becomes_append_only_cannot_be_opened_for_writing(
         subprocess.run(["chattr", "-a", m.real("home/log")], check=True)
 
 
+def test_who_opened_a_file_to_append_goes_on_appending(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """The kernel keeps the flag for the real file that it has opened, whatever becomes of the client's."""
+    m, owner = mount("-o", CLOAKED), user(OWNER)
+    for path, expected in ((f"{tree}/home/log", b"XXXXns\n"), (m.at("home/log"), b"XXXXns\nXXXX")):
+        owner.do(_overwrite, path)
+        assert read(f"{tree}/home/log") == expected
+
+
 def _overwrite(path: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:

@@ -430,7 +430,8 @@ def write_to_mapping(fd: int) -> None:
 def test_what_is_written_at_a_place_goes_there_though_opened_to_append(
     creates: bool, tree: str, mount: MakeMount, user: MakeUser
 ) -> None:
-    m = mount("-o", CLOAKED)
+    """By the daemon; where the kernel writes by itself, it goes on appending (test_passthrough)."""
+    m = mount("-o", f"{CLOAKED},passthrough=off")
     client = user(USER)
     flags = os.O_RDWR | os.O_APPEND
     if not creates:
