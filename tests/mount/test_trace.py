@@ -228,7 +228,7 @@ def test_who_opened_a_file_counts_as_who_reads_it(
     tree: str, mount: MakeMount, user: MakeUser, watching: MakeWatching
 ) -> None:
     owned(f"{tree}/file", 20001, 0o600)
-    m = mount("-o", MAPPED)
+    m = mount("-o", f"{MAPPED},passthrough=off")
     ann = user(ANN)
     fd = ann.do(os.open, m.at("file"), os.O_RDWR)
     seen = watching(m)
