@@ -395,6 +395,21 @@ def test_a_cause_is_told_once_whatever_its_text(caplog: pytest.LogCaptureFixture
     assert len(caplog.records) == 3
 
 
+def test_another_line_is_another_cause_though_the_same_one_led_there(caplog: pytest.LogCaptureFixture) -> None:
+    def visible(caller: Caller, attrs: Attrs) -> bool:
+        return deeper(attrs.name)
+
+    def deeper(name: str) -> bool:
+        if name == "f":
+            raise ValueError
+        raise ValueError
+
+    failing = with_methods(visible=visible)
+    for attrs in (FILE, DIRECTORY, FILE, DIRECTORY):
+        failing.visible(ANN, attrs)
+    assert len(caplog.records) == 2
+
+
 def test_the_plug_in_is_called_as_the_configuration_calls_it(caplog: pytest.LogCaptureFixture) -> None:
     policy = type("P", (Policy,), {"visible": staticmethod(fail)})(Options(policy="lab.py:Lab"))
     assert not View(policy).visible(ANN, FILE)
