@@ -11,7 +11,7 @@ from cloakfs import view as view_module
 from cloakfs.config.options import Options
 from cloakfs.config.parse import parse_options
 from cloakfs.identity import Caller, ClientCaller, ClientId, ServerId
-from cloakfs.mapping import MAX_ID
+from cloakfs.mapping import MAX_ID, Kind
 from cloakfs.policy import Attrs, Policy
 from cloakfs.view import KernelCheckedCaller, View
 
@@ -435,3 +435,13 @@ def test_only_a_plug_in_is_entered_as_the_daemon() -> None:
     built_in = View(Policy(), act_as_daemon=lambda: entered.append("for nothing"))
     assert built_in.visible(ANN, FILE)
     assert entered == ["daemon"]
+
+
+def test_a_stranger_in_an_acl_is_never_called_by_the_callers_id() -> None:
+    """However large it is: Python has one object for each small number alone."""
+    caller = KernelCheckedCaller(ClientId(100_000), ClientId(100_001), ServerId(7), ServerId(8))
+    kinds: tuple[tuple[Kind, int, int], ...] = ("uid", 100_000, 7), ("gid", 100_001, 8)
+    for kind, own, server in kinds:
+        assert caller.named(kind, ServerId(9), ClientId(int(f"{own}"))) is None
+        assert caller.named(kind, ServerId(9), ClientId(50)) == 50
+        assert caller.named(kind, ServerId(server), ClientId(50)) == own
