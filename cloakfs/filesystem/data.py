@@ -100,8 +100,8 @@ class DataOperations(Core):
             return FileInfo(fh=self._open_for_attributes(at, ctx), keep_cache=False, direct_io=True)
         as_opener = self.ganesha or flags & os.O_ACCMODE != os.O_RDONLY
         keeps = self.cache.opening(at)
-        backing = self.passthrough.open(at, fd, flags, may_begin=self.requests.trace is None)
         opener = at.credentials_to_write(flags) if as_opener and not self.ganesha else None
+        backing = self.passthrough.open(at, fd, flags, may_begin=self.requests.trace is None)
         fh = self.files.opened(fd, at, as_opener=as_opener, opener=opener, flags=flags)
         if flags & os.O_TRUNC:
             try:

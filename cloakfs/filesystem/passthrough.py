@@ -1,7 +1,7 @@
 """Files that the kernel reads and writes by itself, on the real file system (FUSE passthrough, Linux 6.9).
 
-The kernel does so for what programs open for writing, and for large files: bytes then cost no request. What is small
-and only read, it caches anyway.
+The kernel does so for what programs open for writing alone, and for large files that they read: bytes then cost no
+request. What is small and only read, it caches anyway.
 
 It does so with the credentials of the thread that hands it the file, whoever has opened it. Those used here have no
 rights to any file, so that what is written drops set-id bits and capabilities, as on the real tree, and quotas hold.
@@ -21,7 +21,7 @@ import stat
 import trio
 
 from ..fuse import compatibility
-from ..linux import FMODE_EXEC, Stat, mountinfo
+from ..linux import FMODE_EXEC, mountinfo
 from ..tree import calls
 from ..tree.filesystems import MountedFilesystem
 from ..tree.objects import Object
@@ -76,7 +76,7 @@ class Passthrough:
         return next((f"{it.path}: {reason}" for it, reason in self._why_not.items() if reason), "")
 
     def open(self, at: Request, fd: int, flags: int, *, may_begin: bool) -> int:
-        """Return the id by which the kernel reads and writes a file by itself; 0 if the daemon does.
+        """Return the id by which the kernel reads and writes a file by itself; 0 if the daemon does, as in doubt.
 
         To be called before the file counts as open (`OpenFiles.opened`).
 
@@ -88,11 +88,18 @@ class Passthrough:
         """
         if self._forbidden:
             return 0
+        try:
+            return self._open(at, fd, flags, may_begin=may_begin)
+        except OSError as exc:
+            log.info("%s: a file is left to the daemon: %s", at.obj.filesystem.path, exc.strerror)
+            return 0
+
+    def _open(self, at: Request, fd: int, flags: int, *, may_begin: bool) -> int:
         obj, filesystem = at.obj, at.obj.filesystem
         if obj.backing:
             # The kernel fails this open (EIO) rather than mix the two.
             return obj.backing if flags & os.O_ACCMODE == os.O_RDONLY or not calls.is_append_only(fd) else 0
-        if not may_begin or obj.open_files or not _may_pay(flags, at.info):
+        if not may_begin or obj.open_files or not _may_begin(flags, at):
             return 0
         rare = obj.rarely()
         if rare.opens_left:
@@ -133,11 +140,17 @@ class Passthrough:
         return known
 
 
-def _may_pay(flags: int, info: Stat) -> bool:
-    """Whether so much may be read or written that handing over the file pays."""
-    if flags & os.O_ACCMODE != os.O_RDONLY:
-        return True
-    return info.st_size >= _LARGE and not flags & (os.O_TRUNC | FMODE_EXEC)
+def _may_begin(flags: int, at: Request) -> bool:
+    """Whether the kernel may begin to read and write a file by an open with these flags, and that pays.
+
+    A mapping outlives the open file, and goes on with the real one. So who might write through one is left to the
+    daemon. Nor may a reader keep root from the blocks that are reserved for it.
+    """
+    access, info = flags & os.O_ACCMODE, at.info
+    if access != os.O_RDONLY:
+        return access == os.O_WRONLY
+    is_roots = not info.st_uid and at.obj.filesystem.can_reserve
+    return info.st_size >= _LARGE and not is_roots and not flags & (os.O_TRUNC | FMODE_EXEC)
 
 
 def _may_pass(fd: int) -> bool:

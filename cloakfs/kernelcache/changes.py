@@ -354,8 +354,6 @@ class Changes:
         async with contextlib.aclosing(mounts_changed()) as changes:
             async for _ in changes:
                 began = trio.current_time()
-                for filesystem in self._nodes.mounts.filesystems:
-                    filesystem.look_at_reserves()
                 # Also where there was such a mount before: meanwhile, it may have been gone, and another got its id.
                 for path in self._nodes.mounts.excluded_places():
                     self._invalidate_excluded(path)
@@ -363,6 +361,7 @@ class Changes:
                 if now != self._mounts:
                     self._invalidation.invalidate_everything()
                     self._mounts = now
+                self._nodes.mounts.look_at_reserves()
                 # A user who mounts and unmounts all the time must not make others wait.
                 await trio.sleep(_SHARE_OF_MOUNTS * (trio.current_time() - began))
 

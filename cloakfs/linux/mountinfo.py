@@ -62,6 +62,17 @@ def parse(table: bytes) -> dict[int, Place]:
     return places
 
 
+def devices_with_option(beginning: bytes) -> set[int]:
+    """Return the st_dev of all mounted file systems that have an option which begins like this."""
+    found = set()
+    with ownfiles.open(TABLE, "rb") as file:
+        for line in file:
+            if beginning in line and any(word.startswith(beginning) for word in line.split()[-1].split(b",")):
+                major, _, minor = line.split()[2].partition(b":")
+                found.add(os.makedev(int(major), int(minor)))
+    return found
+
+
 def may_have_option(device: int, *beginnings: bytes) -> bool:
     """Whether an option of a mounted file system begins like this; `device` is its st_dev. True if it is not known."""
     wanted = f"{os.major(device)}:{os.minor(device)}".encode()

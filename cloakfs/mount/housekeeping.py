@@ -57,6 +57,7 @@ class Housekeeping:
                 await trio.sleep(0)
             if self._settings.log is not None:
                 follow_rotation(self._settings.log)
+            nodes.mounts.look_at_reserves()  # the kernel does not report each remount
             sweep = nodes.sweeper.sweep()
             nodes.sweeper.swept(await trio.to_thread.run_sync(sweep, abandon_on_cancel=True))
             self._index.tidy()

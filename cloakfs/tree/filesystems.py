@@ -76,7 +76,7 @@ class MountedFilesystem:
         in_memory: whether it is in memory, so that no call on it ever has to wait.
         can_reserve: whether it is of a kind that can reserve blocks for a user or a group.
         reserves_for_groups: whether it may have blocks that only members of a group get. (`describe` finds that out,
-            and `look_at_reserves` once more.)
+            and `TreeMounts.look_at_reserves` again and again, since a remount may change it.)
         makes_up_files: whether content is made up when a file is read, so that it is not mapped.
         remote: whether any call may wait for another machine or process, perhaps for ever.
         by_threads: whether only threads may find out what is above an object (`prefault`).
@@ -142,7 +142,8 @@ class MountedFilesystem:
     def describe(self, fd: int) -> None:
         """Find out what kind of file handles it has. `fd` refers to the place at which it is mounted."""
         self.device = calls.fstat_as(linux.ROOT, fd).st_dev
-        self.look_at_reserves()
+        if self.can_reserve:
+            self.reserves_for_groups = mountinfo.may_have_option(self.device, b"resgid=")
         try:
             self.fd = calls.open(linux.ROOT, fd, os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
@@ -160,11 +161,6 @@ class MountedFilesystem:
             break
         else:
             self.has_handles = self.decodable = False
-
-    def look_at_reserves(self) -> None:
-        """Find out from the mount table whether blocks are reserved for a group, which remounting may change."""
-        if self.can_reserve:
-            self.reserves_for_groups = mountinfo.may_have_option(self.device, b"resgid=")
 
     def describe_remote(self, fd: int, seconds: float) -> None:
         """Find out what kind of file handles it has, if it answers within `seconds`: a remote one may never answer."""

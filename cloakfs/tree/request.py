@@ -105,7 +105,7 @@ class Request:
         bits = _BITS_OF_ACCESS[flags & os.O_ACCMODE] | (os.W_OK if flags & os.O_TRUNC else 0)
         if (
             bits
-            and not self.in_thread
+            and not (self.waits or self.in_thread)
             and not obj.filesystem.reserves_for_groups
             and stat.S_ISREG(info.st_mode)
             and not info.st_mode & SET_ID

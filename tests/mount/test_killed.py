@@ -58,11 +58,11 @@ def write_to_a_mapping(fd: int, number: int) -> None:
 
 
 KINDS: dict[str, tuple[Callable[[int, int], None], int]] = {
-    "write": (write_at, 0),
-    "append": (append, os.O_APPEND),
-    "in sync": (write_at, os.O_SYNC),
-    "under a lock": (write_under_a_lock, 0),
-    "mapping": (write_to_a_mapping, 0),
+    "write": (write_at, os.O_WRONLY),
+    "append": (append, os.O_WRONLY | os.O_APPEND),
+    "in sync": (write_at, os.O_WRONLY | os.O_SYNC),
+    "under a lock": (write_under_a_lock, os.O_RDWR),
+    "mapping": (write_to_a_mapping, os.O_RDWR),
 }
 
 
@@ -73,7 +73,7 @@ def write_until_an_error(path: str, kind: str, acknowledged: str, end: str) -> i
         the errno of the error; 0 without.
     """
     work, flags = KINDS[kind]
-    fd, count = os.open(path, os.O_RDWR | flags), os.open(acknowledged, os.O_WRONLY)
+    fd, count = os.open(path, flags), os.open(acknowledged, os.O_WRONLY)
     try:
         number = 0
         while not os.path.exists(end):
