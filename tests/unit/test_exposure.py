@@ -361,6 +361,10 @@ def test_what_is_read_by_a_claimed_group_alone_is_found() -> None:
     assert finding.text.endswith("1 (1000 bytes); gids are not mapped, so that a claimed gid counts as the server's")
     assert finding.paths == ("salaries",)
     assert report(found, NO_ACCOUNTS)["anybody"]["examples"][0]["by_claimed_group"]
+    # What can only be written to by claiming a group is no example of what can be read.
+    found = assessed(Tree().file("salaries", 0o640, 0, 50).file("letters", 0o620, 0, 50), "rw")
+    examples = report(found, NO_ACCOUNTS)["anybody"]["examples"]
+    assert [example["path"] for example in examples if example["by_claimed_group"]] == ["/salaries"]
     # Mapped gids can be claimed, too.
     (finding, *_) = findings(assessed(tree, "rw,range_map=gid 1 9 map 50"), NO_ACCOUNTS)
     assert finding.text.endswith("; gids can be claimed")
