@@ -22,6 +22,7 @@ from cloakfs.state.runtime import STATE_DIR
 from tests.agents import User
 from tests.mount.conftest import Mount, mounted
 from tests.mount.loopfs import filesystem
+from tests.waiting import let_expire
 
 WRITER, OTHER = 3001, 3002
 
@@ -62,7 +63,7 @@ def write(path: str, until: float) -> float:
 
 def idle(_path: str, until: float) -> float:
     """Write nothing until then."""
-    time.sleep(max(0.0, until - time.monotonic()))
+    let_expire(max(0.0, until - time.monotonic()))
     return 0.0
 
 
@@ -75,7 +76,7 @@ def look(top: str, until: float) -> list[float]:
         with contextlib.suppress(FileNotFoundError):
             os.stat(name)
         took.append(time.monotonic() - began)
-        time.sleep(_EVERY)
+        let_expire(_EVERY)
     return sorted(took)
 
 

@@ -7,6 +7,7 @@ import pytest
 import trio
 from pyfuse3 import InodeT
 
+from cloakfs.exportmode import LOCAL
 from cloakfs.filesystem.callers import Callers
 from cloakfs.policy import Policy
 from cloakfs.tree.objects import Stale
@@ -24,14 +25,12 @@ def served(later: View | None) -> tuple[Any, list[View]]:
         now[0] = later
         return f"by {len(asked)}"
 
-    callers: Any = Callers.__new__(Callers)
-    callers._views = SimpleNamespace(get=lambda number: now[0], top=False)
-    callers._nodes = SimpleNamespace(view_of=lambda inode: 0)
-    callers._probe = callers._upper = SimpleNamespace(threads=())
-    callers.is_daemon = lambda ctx, for_attributes: False
-    callers._groups = SimpleNamespace(by_user=True)  # so that the user database is asked
+    views: Any = SimpleNamespace(get=lambda number: now[0], top=False)
+    nodes: Any = SimpleNamespace(view_of=lambda inode: 0)
+    others: Any = SimpleNamespace(threads=())
+    groups: Any = SimpleNamespace(by_user=True)  # so that the user database is asked
+    callers: Any = Callers(nodes, views, groups, others, others, None, LOCAL)
     callers._who_by_groups = who
-    callers._all_squash = False
     return trio.run(callers.served, InodeT(1), SimpleNamespace(uid=7)), asked
 
 
