@@ -166,4 +166,4 @@ def passthrough_in_words(why_not: str) -> str:
     Args:
         why_not: why none, or none on one file system; "" if nothing is in the way.
     """
-    return f"no file ({why_not})" if why_not else "files that are open for writing alone, and large ones"
+    return f"no file ({why_not})" if why_not else "files opened only for writing, and large ones opened for reading"

@@ -90,8 +90,7 @@ class Passthrough:
             return 0
         try:
             return self._open(at, fd, flags, may_begin=may_begin)
-        except OSError as exc:
-            log.info("%s: a file is left to the daemon: %s", at.obj.filesystem.path, exc.strerror)
+        except OSError:
             return 0
 
     def _open(self, at: Request, fd: int, flags: int, *, may_begin: bool) -> int:

@@ -76,7 +76,9 @@ def passing(m: Mount) -> int:
 
 def test_writes_take_no_request(tree: str, mount: MakeMount, user: MakeUser) -> None:
     m, owner = mount("-o", CLOAKED), user(OWNER)
-    assert "passes    files that are open for writing alone, and large ones\n" in run("status", m.path).stdout
+    assert (
+        "passes    files opened only for writing, and large ones opened for reading\n" in run("status", m.path).stdout
+    )
     found = taken(m, owner, write_many, m.at("home/log"), os.O_WRONLY | os.O_APPEND, 100)
     assert found["open"] == found["release"] == 1
     assert found["write"] == 0

@@ -97,5 +97,5 @@ def test_a_lower_mount_is_named_where_it_hides() -> None:
 
 
 def test_which_files_pass_through() -> None:
-    assert passthrough_in_words("") == "files that are open for writing alone, and large ones"
+    assert passthrough_in_words("") == "files opened only for writing, and large ones opened for reading"
     assert passthrough_in_words("passthrough=off") == "no file (passthrough=off)"
