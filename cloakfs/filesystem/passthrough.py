@@ -143,13 +143,13 @@ def _may_begin(flags: int, at: Request) -> bool:
     """Whether the kernel may begin to read and write a file by an open with these flags, and that pays.
 
     A mapping outlives the open file, and goes on with the real one. So who might write through one is left to the
-    daemon. Nor may a reader keep root from the blocks that are reserved for it.
+    daemon. Nor does a reader decide for those who write: only the owner does, of a file that nobody else may write to.
     """
     access, info = flags & os.O_ACCMODE, at.info
     if access != os.O_RDONLY:
         return access == os.O_WRONLY
-    is_roots = not info.st_uid and at.obj.filesystem.can_reserve
-    return info.st_size >= _LARGE and not is_roots and not flags & (os.O_TRUNC | FMODE_EXEC)
+    is_sole_writer = at.who.uid == info.st_uid and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return info.st_size >= _LARGE and is_sole_writer and not flags & (os.O_TRUNC | FMODE_EXEC)
 
 
 def _may_pass(fd: int) -> bool:
@@ -165,6 +165,6 @@ def _find_reason(filesystem: MountedFilesystem) -> str:
         return f"{filesystem.kind} does not go by mode bits and ACLs alone"
     if not filesystem.watched:
         return "changes are not reported"  # by which the daemon learns of what the kernel writes
-    if filesystem.can_reserve and mountinfo.may_have_option(filesystem.device, b"resgid=", b"resuid="):
+    if filesystem.can_reserve and filesystem.device not in mountinfo.devices_without_option(b"resgid=", b"resuid="):
         return "blocks are reserved for a user or a group"
     return ""

@@ -350,7 +350,7 @@ class Changes:
         return False
 
     async def follow_mounts(self) -> None:
-        """Run for ever, invalidating what other processes mount something on, and noticing what they remount."""
+        """Run for ever, invalidating what other processes mount something on."""
         async with contextlib.aclosing(mounts_changed()) as changes:
             async for _ in changes:
                 began = trio.current_time()
@@ -361,7 +361,6 @@ class Changes:
                 if now != self._mounts:
                     self._invalidation.invalidate_everything()
                     self._mounts = now
-                self._nodes.mounts.look_at_reserves()
                 # A user who mounts and unmounts all the time must not make others wait.
                 await trio.sleep(_SHARE_OF_MOUNTS * (trio.current_time() - began))
 

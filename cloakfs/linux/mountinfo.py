@@ -62,26 +62,18 @@ def parse(table: bytes) -> dict[int, Place]:
     return places
 
 
-def devices_with_option(beginning: bytes) -> set[int]:
-    """Return the st_dev of all mounted file systems that have an option which begins like this."""
-    found = set()
+def devices_without_option(*beginnings: bytes) -> set[int]:
+    """Return the st_dev of all mounted file systems that have no option which begins like one of these."""
+    known, found = set(), set()
     with ownfiles.open(TABLE, "rb") as file:
         for line in file:
-            if beginning in line and any(word.startswith(beginning) for word in line.split()[-1].split(b",")):
-                major, _, minor = line.split()[2].partition(b":")
-                found.add(os.makedev(int(major), int(minor)))
-    return found
-
-
-def may_have_option(device: int, *beginnings: bytes) -> bool:
-    """Whether an option of a mounted file system begins like this; `device` is its st_dev. True if it is not known."""
-    wanted = f"{os.major(device)}:{os.minor(device)}".encode()
-    with ownfiles.open(TABLE, "rb") as file:
-        for line in file:
-            fields, _, rest = line.partition(b" - ")
-            if fields.split(b" ")[2:3] == [wanted]:
-                return any(word.startswith(beginnings) for word in rest.rstrip().split(b" ")[-1].split(b","))
-    return True
+            fields = line.split()
+            major, _, minor = fields[2].partition(b":")
+            device = os.makedev(int(major), int(minor))
+            known.add(device)
+            if any(word.startswith(beginnings) for word in fields[-1].split(b",")):
+                found.add(device)
+    return known - found
 
 
 def unescaped(field: bytes) -> str:

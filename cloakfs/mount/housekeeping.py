@@ -8,6 +8,7 @@ import trio
 
 from ..background.logfile import follow_rotation
 from ..filesystem import Filesystem
+from ..linux import mountinfo
 from ..tree.index import Index, Unstored
 from . import gctuning
 from .publication import Publisher
@@ -43,6 +44,18 @@ class Housekeeping:
                 while self._index.commit():
                     await trio.sleep(0)
 
+    async def _find_reserves(self) -> None:
+        """Find out for which file systems of the tree blocks are reserved for a group by now.
+
+        A remount may change that, and the kernel does not report each. Who has no such file system pays nothing.
+        """
+        those = [it for it in self._filesystem.nodes.mounts.filesystems if it.can_reserve]
+        if those:
+            with contextlib.suppress(OSError):  # another time
+                free = await trio.to_thread.run_sync(mountinfo.devices_without_option, b"resgid=")
+                for filesystem in those:
+                    filesystem.reserves_for_groups = filesystem.device not in free
+
     async def run(self) -> None:
         """Do all else that has to be done now and then, for ever."""
         gctuning.freeze_survivors()
@@ -57,7 +70,7 @@ class Housekeeping:
                 await trio.sleep(0)
             if self._settings.log is not None:
                 follow_rotation(self._settings.log)
-            nodes.mounts.look_at_reserves()  # the kernel does not report each remount
+            await self._find_reserves()
             sweep = nodes.sweeper.sweep()
             nodes.sweeper.swept(await trio.to_thread.run_sync(sweep, abandon_on_cancel=True))
             self._index.tidy()

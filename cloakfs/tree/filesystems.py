@@ -76,7 +76,7 @@ class MountedFilesystem:
         in_memory: whether it is in memory, so that no call on it ever has to wait.
         can_reserve: whether it is of a kind that can reserve blocks for a user or a group.
         reserves_for_groups: whether it may have blocks that only members of a group get. (`describe` finds that out,
-            and `TreeMounts.look_at_reserves` again and again, since a remount may change it.)
+            and `Housekeeping` again and again, since a remount may change it.)
         makes_up_files: whether content is made up when a file is read, so that it is not mapped.
         remote: whether any call may wait for another machine or process, perhaps for ever.
         by_threads: whether only threads may find out what is above an object (`prefault`).
@@ -143,7 +143,7 @@ class MountedFilesystem:
         """Find out what kind of file handles it has. `fd` refers to the place at which it is mounted."""
         self.device = calls.fstat_as(linux.ROOT, fd).st_dev
         if self.can_reserve:
-            self.reserves_for_groups = mountinfo.may_have_option(self.device, b"resgid=")
+            self.reserves_for_groups = self.device not in mountinfo.devices_without_option(b"resgid=")
         try:
             self.fd = calls.open(linux.ROOT, fd, os.O_RDONLY | os.O_NONBLOCK)
         except OSError:

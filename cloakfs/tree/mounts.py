@@ -194,15 +194,6 @@ class TreeMounts:
             self._excluded.add(mount_id)
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    def look_at_reserves(self) -> None:
-        """Find out from the mount table which file systems have blocks that are reserved for a group by now."""
-        those = [filesystem for filesystem in self.filesystems if filesystem.can_reserve]
-        if those:
-            with contextlib.suppress(OSError):  # another time
-                reserving = mounts.devices_with_option(b"resgid=")
-                for filesystem in those:
-                    filesystem.reserves_for_groups = filesystem.device in reserving
-
     def waits(self, obj: Object) -> bool:
         """Whether a thread should prefault this object, or a name in it."""
         filesystem = obj.filesystem

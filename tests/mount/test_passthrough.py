@@ -99,33 +99,44 @@ def read_all(path: str) -> bytes:
 
 
 def test_large_files_are_read_without_a_request(tree: str, mount: MakeMount, user: MakeUser) -> None:
-    m, member = mount("-o", CLOAKED), user(MEMBER)
+    m, owner = mount("-o", CLOAKED), user(OWNER)
     for size, passes in ((LARGE - 1, False), (LARGE, True)):
         os.truncate(f"{tree}/home/log", size)
         told(m.path)
-        found = taken(m, member, read_all, m.at("home/log"))
+        found = taken(m, owner, read_all, m.at("home/log"))
         assert found["open"] == 1
         assert (found["read"] == 0) is passes
-    assert member.do(read_all, m.at("home/log")) == read(f"{tree}/home/log")
+    assert owner.do(read_all, m.at("home/log")) == read(f"{tree}/home/log")
+
+
+def test_a_reader_does_not_decide_for_those_who_write(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """Neither for the owner, nor for others who may write."""
+    m, owner, member = mount("-o", CLOAKED), user(OWNER), user(MEMBER)
+    for name, reader in (("log", member), ("shared", member), ("shared", owner)):
+        os.truncate(f"{tree}/home/{name}", LARGE)
+        told(m.path)
+        fd = reader.do(os.open, m.at(f"home/{name}"), os.O_RDONLY)
+        assert passing(m) == 0
+        reader.do(os.close, fd)
 
 
 def test_who_reads_a_large_file_sees_what_is_written_meanwhile(tree: str, mount: MakeMount, user: MakeUser) -> None:
     """By a program that opens it later, by one on the real tree, and by another mount."""
     os.truncate(f"{tree}/home/log", LARGE)
-    m, other, owner, member = mount("-o", CLOAKED), mount("-o", CLOAKED), user(OWNER), user(MEMBER)
-    fd = member.do(os.open, m.at("home/log"), os.O_RDONLY)
+    m, other, owner, reader = mount("-o", CLOAKED), mount("-o", CLOAKED), user(OWNER), user(OWNER)
+    fd = reader.do(os.open, m.at("home/log"), os.O_RDONLY)
     assert passing(m) == 1
     for number, path in enumerate((m.at("home/log"), f"{tree}/home/log", other.at("home/log"))):
         writer = owner.do(os.open, path, os.O_WRONLY)
         owner.do(os.pwrite, writer, b"%d" % number, LARGE - 1)
-        assert member.do(os.pread, fd, 10, LARGE - 1) == b"%d" % number
+        assert reader.do(os.pread, fd, 10, LARGE - 1) == b"%d" % number
         owner.do(os.close, writer)
-    assert member.do(os.fstat, fd).st_atime_ns == os.stat(f"{tree}/home/log").st_atime_ns
-    member.do(os.close, fd)
+    assert reader.do(os.fstat, fd).st_atime_ns == os.stat(f"{tree}/home/log").st_atime_ns
+    reader.do(os.close, fd)
     wait_until(lambda: passing(m) == 0)
     os.chmod(f"{tree}/home/log", 0o600)
     told(m.path)
-    assert member.error(read_all, m.at("home/log")) == errno.ENOENT
+    assert user(MEMBER).error(read_all, m.at("home/log")) == errno.ENOENT
 
 
 @pytest.mark.parametrize("options", ["passthrough=off", "record=/dev/null", "views=3001:3001 3002:3002"])
@@ -166,9 +177,9 @@ def test_a_file_that_grows_much_at_once_passes_again(tree: str, mount: MakeMount
 
 def test_a_large_file_that_is_read_at_once_passes_again(tree: str, mount: MakeMount, user: MakeUser) -> None:
     os.truncate(f"{tree}/home/log", LARGE)
-    m, member = mount("-o", CLOAKED), user(MEMBER)
+    m, owner = mount("-o", CLOAKED), user(OWNER)
     for _ in range(3):
-        assert taken(m, member, read_all, m.at("home/log"))["read"] == 0
+        assert taken(m, owner, read_all, m.at("home/log"))["read"] == 0
 
 
 def test_a_program_that_is_traced_is_seen_writing(tree: str, mount: MakeMount, user: MakeUser) -> None:
@@ -479,14 +490,14 @@ def test_what_passes_and_becomes_append_only_cannot_be_opened_for_writing(
 ) -> None:
     """By the kernel, it could be overwritten, and the kernel does not let the daemon write it as well."""
     os.truncate(f"{tree}/home/log", LARGE)
-    m, owner, member = mount("-o", CLOAKED), user(OWNER), user(MEMBER)
-    reader = member.do(os.open, m.at("home/log"), os.O_RDONLY)
+    m, owner, other = mount("-o", CLOAKED), user(OWNER), user(OWNER)
+    reader = other.do(os.open, m.at("home/log"), os.O_RDONLY)
     assert passing(m) == 1
     subprocess.run(["chattr", "+a", m.real("home/log")], check=True)
     try:
         assert owner.error(_overwrite, m.at("home/log")) == errno.EIO
         assert read(m.real("home/log")).startswith(b"begins\n")
-        member.do(os.close, reader)
+        other.do(os.close, reader)
         wait_until(lambda: gauge(m, "'cloakfs_descriptors'", "clients") == 0)
         owner.do(write_many, m.at("home/log"), os.O_WRONLY | os.O_APPEND, 1)
     finally:
