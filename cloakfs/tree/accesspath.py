@@ -56,7 +56,7 @@ class AccessPath:
 
     def is_like(self, parent: "AccessPath", condition: Condition | None) -> bool:
         """Whether `AccessPath(parent, condition)` would be the same."""
-        return self.parent is parent and self._condition == condition
+        return self.parent is parent and (self._condition is condition or self._condition == condition)
 
     def admits(self, who: Actor) -> bool:
         """Whether `who` may see each directory on it."""

@@ -15,7 +15,7 @@ from .visibility import may_without_groups, world_may
 SET_ID = stat.S_ISUID | stat.S_ISGID
 """The bits of a mode that make a program run as its owner, or its group."""
 
-# What open(2) asks for, by O_ACCMODE; 0: it is not said.
+# The permissions that open(2) takes, by O_ACCMODE; 0 for mode 3, which differs between file systems.
 _BITS_OF_ACCESS = (os.R_OK, os.W_OK, os.R_OK | os.W_OK, 0)
 
 

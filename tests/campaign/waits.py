@@ -87,23 +87,23 @@ def throttled(base: str) -> Iterator[str]:
         device = os.stat(top).st_dev
         numbers = f"{os.major(device)}:{os.minor(device)}"
         dirty = Path("/sys/class/bdi", numbers)
-        # A loop device keeps all this when it is used for another file later.
-        wanted = {
-            dirty / "strict_limit": ("1", "0"),
-            dirty / "max_bytes": (f"{_DIRTY_BYTES}", "0"),
-            _THROTTLE: (f"{numbers} {_BYTES_PER_SECOND}", f"{numbers} 0"),
-        }
-        with contextlib.ExitStack() as after:
-            after.callback((dirty / "max_ratio").write_text, "100", encoding="ascii")  # which max_bytes has changed
-            for file, (now, later) in wanted.items():
-                after.callback(_write_unless_refused, file, later)
-                file.write_text(now, encoding="ascii")
+        try:
+            for file, text in (
+                (dirty / "strict_limit", "1"),
+                (dirty / "max_bytes", f"{_DIRTY_BYTES}"),
+                (_THROTTLE, f"{numbers} {_BYTES_PER_SECOND}"),
+            ):
+                file.write_text(text, encoding="ascii")
             yield top
-
-
-def _write_unless_refused(file: Path, text: str) -> None:
-    with contextlib.suppress(OSError):
-        file.write_text(text, encoding="ascii")
+        finally:
+            # A loop device keeps all this when it is used for another file later.
+            for file, text in (
+                (dirty / "strict_limit", "0"),
+                (dirty / "max_ratio", "100"),  # of which max_bytes is another form
+                (_THROTTLE, f"{numbers} 0"),
+            ):
+                with contextlib.suppress(OSError):
+                    file.write_text(text, encoding="ascii")
 
 
 @contextlib.contextmanager
