@@ -137,7 +137,7 @@ class LockOperations(Core):
                 await self._call(file, self.locks.drop(file.obj, owner).release)
 
     async def _confirm_content(self, file: OpenFile) -> None:
-        """Wait until the kernel caches no page of the file that has changed: whoever has a lock relies on that.
+        """Wait until the kernel caches nothing of the file that has changed: whoever has a lock relies on that.
 
         An NFS client that still has a delegation would go on with its own pages. While one has to return it, the answer
         is ETIMEDOUT, of which the kernel's server makes NFS4ERR_DELAY: the client asks again. (It cannot be waited for,
@@ -147,9 +147,7 @@ class LockOperations(Core):
         Raises:
             FUSEError: ETIMEDOUT.
         """
-        outdated = await self.cache.outdated_pages(file.number, file.obj)
-        if outdated is not None:
-            await self._in_thread(outdated)
+        await self.cache.confirm_content(file.number, file.obj, self._in_thread)
         if self.knfsd and not await self.recalls.are_returned(file.obj):
             raise FUSEError(errno.ETIMEDOUT)
 

@@ -21,6 +21,7 @@ from .cachepolicy import Fact, MountTraits, facts, tree_mount
 from .changes import Changes
 from .complete import CompleteDirectories
 from .invalidation import Invalidation
+from .notifier import InThread
 from .timeouts import Timeouts
 from .watch import Watch
 
@@ -156,17 +157,20 @@ class KernelCache:
         else:
             self.invalidation.invalidate_pages(pages_in, obj)
 
-    async def outdated_pages(self, number: int, obj: Object) -> Callable[[], object] | None:
-        """Find out whether pages of a file may be cached that were changed before now, by whomever.
+    async def confirm_content(self, number: int, obj: Object, in_thread: InThread) -> None:
+        """Wait until neither pages nor attributes of a file are cached that were changed before now, by whomever.
 
-        Returns:
-            what invalidates them, to be called in a thread, because it may have to wait for a page that is being read;
-            None if there are none.
+        For some time from then on, they are only invalidated if the file is changed again.
+
+        Args:
+            number: of the view.
+            obj: the file, which is open.
+            in_thread: waits for a call in a thread, because it may have to wait for a page that is being read.
         """
         is_known = obj.filesystem.watched and not self._nodes.registry.twins(obj) and await self._changes.catch_up()
         if not is_known:
             self.invalidation.invalidate_pages(number, obj)
-        return self.invalidation.notifier.outdated_pages(self._nodes.nodeid(number, obj))
+        await self.invalidation.notifier.confirm(self._nodes.nodeid(number, obj), in_thread)
 
     # -- for as long as the mount is there ---------------------------------------------------------
 

@@ -22,9 +22,9 @@ import errno
 import logging
 import os
 import struct
+import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from time import monotonic
 from typing import TypeVar
 
@@ -41,8 +41,13 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+InThread = Callable[..., Awaitable[object]]
+"""Waits for a call, which comes first, with its arguments in a thread."""
+
 # How often to look for stalled directories, and to invalidate attributes once more.
 AGAIN_SECONDS = 0.1
+# For how long after a lock was granted the attributes of the file are not invalidated once more.
+LOCKED_SECONDS = 1.0
 # Only a few threads work: more would keep the session loop from the processor. (That a thread waits for a lock shows in
 # the time that one name takes it; many names take long as well.)
 _FEW_THREADS = 1 if len(os.sched_getaffinity(0)) <= 2 else 2
@@ -138,16 +143,53 @@ def _invalidate_listing(directory: int) -> None:
         pyfuse3.invalidate_inode(InodeT(directory))
 
 
-def invalidate_pages(nodeids: deque[int]) -> list[int]:
-    """Invalidate the pages of these files; they are taken out of the queue, and returned."""
-    done: list[int] = []
-    with contextlib.suppress(IndexError):
-        while True:
-            nodeid = nodeids.popleft()
-            with contextlib.suppress(OSError):
-                pyfuse3.invalidate_inode(InodeT(nodeid))
-            done.append(nodeid)
-    return done
+class _Pages:
+    """Files whose pages one thread invalidates, each for as long as it has to wait for a page that is being read."""
+
+    __slots__ = ("_busy", "_current", "nodeids")
+
+    def __init__(self, nodeids: Iterable[int] = ()) -> None:
+        self.nodeids = deque(nodeids)
+        self._current = 0
+        self._busy = threading.Lock()
+
+    def invalidate_all(self) -> list[int]:
+        """Take the files out of the queue one by one; return those whose pages were invalidated."""
+        done: list[int] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                with self._busy:
+                    # Until it is taken out, `remove` takes it away from this thread; after that, `wait_for` waits.
+                    nodeid = self._current = self.nodeids[0]
+                    with contextlib.suppress(ValueError):
+                        self.nodeids.remove(nodeid)
+                        invalidate_pages(nodeid)
+                        done.append(nodeid)
+        return done
+
+    def remove(self, nodeid: int) -> None:
+        """See that the thread does not begin with this file any more."""
+        with contextlib.suppress(ValueError):
+            self.nodeids.remove(nodeid)
+
+    def wait_for(self, nodeid: int) -> None:
+        """If the thread has begun with this file, wait until it is done."""
+        if self._current == nodeid:
+            with self._busy:
+                pass
+
+
+def invalidate_pages(nodeid: int) -> None:
+    """Invalidate the pages of a file; this may have to wait for a page that is being read."""
+    with contextlib.suppress(OSError):
+        pyfuse3.invalidate_inode(InodeT(nodeid))
+
+
+def _invalidate_pages_after(nodeid: int, others: list[_Pages]) -> None:
+    """Invalidate the pages of a file, so that none of the other threads does it later."""
+    for other in others:
+        other.wait_for(nodeid)
+    invalidate_pages(nodeid)
 
 
 class Notifier:
@@ -176,15 +218,15 @@ class Notifier:
         self._suspended: set[int] = set()  # the directories whose locks are held by requests that wait for this
         self.stalled: set[int] = set()
         self._recent: set[int] = set()  # nodeids whose attributes are invalidated once more
+        self._locked: dict[int, float] = {}  # nodeids with the times until which their attributes are not repeated
         self._pages: set[int] = set()
-        self._pages_running: deque[int] = deque()
+        self._pages_running: list[_Pages] = []
         # Pages that are not known to be invalidated yet, each with the number of the time that this was asked for.
         self._outdated: dict[int, int] = {}
         self._outdated_count = 0
         self._threads = 0
         self._running: dict[int, _Batch] = {}  # what the threads are doing, by directory
         self._limiter = trio.CapacityLimiter(tuning.most_notify_threads + _MOST_THREADS_FOR_PAGES)
-        self._page_threads = 0
         self._tasks: Tasks | None = None
 
     # -- what is to be invalidated -----------------------------------------------------------------
@@ -343,9 +385,26 @@ class Notifier:
         self._outdated_count += 1
         self._outdated[nodeid] = self._outdated_count
 
-    def outdated_pages(self, nodeid: int) -> Callable[[], object] | None:
-        """Return what invalidates the pages at once, to be called in a thread; None if that has been done already."""
-        return partial(invalidate_pages, deque([nodeid])) if nodeid in self._outdated else None
+    async def confirm(self, nodeid: int, in_thread: InThread) -> None:
+        """Invalidate at once what would be invalidated later, and see that it is not done later: the file gets locked.
+
+        Who has a lock asks for the size of the file and writes at its end. If the attributes are invalidated before the
+        kernel has dealt with the answer, it discards that and goes on with the size it had (`fuse_change_attributes`).
+
+        Args:
+            nodeid: of a file that is open.
+            in_thread: waits for a call in a thread of the caller's share.
+        """
+        if nodeid in self._recent:
+            _invalidate_attributes(nodeid)
+        self._locked[nodeid] = trio.current_time() + LOCKED_SECONDS
+        count = self._outdated.get(nodeid)
+        if count is not None:
+            self._pages.discard(nodeid)
+            for pages in self._pages_running:
+                pages.remove(nodeid)
+            await in_thread(_invalidate_pages_after, nodeid, list(self._pages_running))
+            self._note_done([nodeid], {nodeid: count})
 
     def _note_done(self, nodeids: list[int], wanted: dict[int, int]) -> None:
         for nodeid in nodeids:
@@ -376,7 +435,9 @@ class Notifier:
         for queue in self._queues.values():
             self._do_again(queue)
         self._next = OrderedDict.fromkeys(parent for parent in self._queues if parent not in self._suspended)
-        self._threads = self._page_threads = 0
+        self._threads = 0
+        self._pages_running = []
+        self._pages.update(self._outdated)
         self._running = {}
         try:
             async with trio.open_nursery() as nursery:
@@ -488,24 +549,39 @@ class Notifier:
                     batch.expired = set()
 
     def _start_pages(self) -> None:
-        # The previous thread may be waiting for one page; what comes after that page need not wait.
-        with contextlib.suppress(IndexError):
-            while True:
-                self._pages.add(self._pages_running.pop())
-        if self._tasks is not None and self._pages and self._page_threads < _MOST_THREADS_FOR_PAGES:
-            self._page_threads += 1
-            self._pages_running, self._pages = deque(self._pages), set()
-            self._tasks.supervise("invalidating pages in the kernel", self._work_on_pages, self._pages_running)
+        # The other threads may be waiting for one page each; what comes after that page need not wait.
+        for pages in self._pages_running:
+            with contextlib.suppress(IndexError):
+                while True:
+                    self._pages.add(pages.nodeids.pop())
+        if self._tasks is not None and self._pages and len(self._pages_running) < _MOST_THREADS_FOR_PAGES:
+            pages = _Pages(self._pages)
+            self._pages = set()
+            self._pages_running.append(pages)
+            self._tasks.supervise("invalidating pages in the kernel", self._work_on_pages, pages)
 
-    async def _work_on_pages(self, nodeids: deque[int]) -> None:
-        wanted = {nodeid: self._outdated[nodeid] for nodeid in nodeids if nodeid in self._outdated}
-        self._note_done(await self._in_thread(invalidate_pages, nodeids), wanted)
-        self._page_threads -= 1
+    async def _work_on_pages(self, pages: _Pages) -> None:
+        wanted = {nodeid: self._outdated[nodeid] for nodeid in pages.nodeids if nodeid in self._outdated}
+        try:
+            done = await self._in_thread(pages.invalidate_all)
+        except Exception:
+            self._pages.update(wanted)
+            raise
+        self._note_done(done, wanted)
+        self._pages_running.remove(pages)
 
     async def _repeat_attributes(self) -> None:
-        """Invalidate recent attributes once more: a reply that was on its way may have contained the old ones."""
+        """Invalidate recent attributes once more: a reply that was on its way may have contained the old ones.
+
+        Where a file was locked just now, this is left to a later time, or to the next lock (`confirm`).
+        """
+        now = trio.current_time()
+        self._locked = {nodeid: until for nodeid, until in self._locked.items() if until > now}
         recent, self._recent = self._recent, set()
         for done, nodeid in enumerate(recent, 1):
-            _invalidate_attributes(nodeid)
+            if nodeid in self._locked:
+                self._recent.add(nodeid)
+            else:
+                _invalidate_attributes(nodeid)
             if done % self._tuning.names_at_once == 0:
                 await trio.sleep(0)

@@ -25,6 +25,7 @@ from tests.mount.conftest import Mount, mounted
 
 UID = 3001
 _SETTINGS = ("user.name=locks", "user.email=locks@example.invalid", "gc.auto=0", "safe.directory=*")
+_RECORD = 32
 _GIT = ["git", *(word for setting in _SETTINGS for word in ("-c", setting))]
 
 
@@ -67,6 +68,26 @@ def use_log(top: str, who: str, until: float) -> int:
 def check_log(top: str, done: int) -> str:
     lines = Path(top, "log").read_bytes().splitlines()
     return "" if len(set(lines)) == len(lines) == done else f"{len(lines)} lines, {len(set(lines))} of them different"
+
+
+def use_records(top: str, who: str, until: float) -> int:
+    """Write records of one size where the file ends, each under a lock, without O_APPEND."""
+    done = 0
+    fd = os.open(f"{top}/records", os.O_RDWR)
+    while time.time() < until:
+        fcntl.lockf(fd, fcntl.LOCK_EX)
+        os.lseek(fd, 0, os.SEEK_END)
+        os.write(fd, f"{who} {done}".encode().ljust(_RECORD))
+        fcntl.lockf(fd, fcntl.LOCK_UN)
+        done += 1
+    os.close(fd)
+    return done
+
+
+def check_records(top: str, done: int) -> str:
+    content = Path(top, "records").read_bytes()
+    records = {content[at : at + _RECORD] for at in range(0, len(content), _RECORD)}
+    return "" if len(records) == len(content) / _RECORD == done else f"{len(content)} bytes, {len(records)} of {done}"
 
 
 def use_mbox(top: str, who: str, until: float) -> int:
@@ -131,6 +152,7 @@ def check_git(top: str, done: int) -> str:
 WORK: dict[str, tuple[Callable[[str, str, float], int], Callable[[str, int], str]]] = {
     "sqlite": (use_sqlite, check_sqlite),
     "log": (use_log, check_log),
+    "records": (use_records, check_records),
     "mbox": (use_mbox, check_mbox),
     "maildir": (use_maildir, check_maildir),
     "git": (use_git, check_git),
@@ -145,7 +167,7 @@ def prepare(top: str) -> None:
         database.execute("CREATE TABLE sums (sum INTEGER)")
         database.execute("INSERT INTO sums VALUES (0)")
         database.execute("CREATE TABLE lines (who TEXT, line INTEGER)")
-    for name in ("log", "mbox"):
+    for name in ("log", "records", "mbox"):
         Path(top, name).touch()
     mailbox.Maildir(f"{top}/maildir")
     os.mkdir(f"{top}/repository")

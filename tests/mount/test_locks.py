@@ -473,6 +473,11 @@ def test_a_database_and_a_log_in_several_places() -> None:
     assert {problem for _, problem in campaign.run(["sqlite", "log"], 2).values()} == {""}
 
 
+def test_the_end_of_a_file_under_a_lock() -> None:
+    """lseek(2) with SEEK_END asks for the size; invalidated meanwhile, the kernel would go on with the old one."""
+    assert campaign.run(["records"], 6)["records"][1] == ""
+
+
 @pytest.mark.usefixtures("figures_at_once")
 def test_no_request_at_close_without_locks(file: str, mount: MakeMount, user: MakeUser) -> None:
     m, owner = mount(), user(UID)

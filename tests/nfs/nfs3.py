@@ -36,7 +36,11 @@ class Client:
         def is_answered() -> bool:
             with contextlib.suppress(ConnectionError):
                 self._nfs = self._connect(2049)
-                answers.append(self._nfs.call(_NFS, 3, procedure, arguments))
+                try:
+                    answers.append(self._nfs.call(_NFS, 3, procedure, arguments))
+                except ConnectionError:
+                    self._nfs.close()
+                    raise
             return bool(answers)
 
         wait_until(is_answered, 30, every=0.1)
