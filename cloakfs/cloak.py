@@ -140,6 +140,10 @@ class Condition:
         """Return whether every caller with this uid sees the file, whatever its groups."""
         return uid == self.owner or uid in self.exempt or self.admits_all
 
+    def surely_admits_members(self, gid: ServerId) -> bool:
+        """Return whether every caller with this group sees the file, whatever its uid and its other groups."""
+        return self.admits_all or (self.in_group and gid == self.group)
+
 
 class _Table:
     """The definitions of one kind, found by the id that they select."""

@@ -189,7 +189,15 @@ class Core(pyfuse3.Operations):
             nodes,
             views,
             self.visibility.access_paths,
-            MountTraits(views.fixed, views.top, mode, xattrs, acls=self.enable_acl, keeps_listings=keeps_listings),
+            MountTraits(
+                views.fixed,
+                views.top,
+                mode,
+                xattrs,
+                acls=self.enable_acl,
+                keeps_listings=keeps_listings,
+                by_groups=not (groups.by_user or self.exported),
+            ),
             self.requests.counters,
             on_attributes=self.files.may_have_set_id,
             on_change=self.recalls.changed if mode.knfsd else lambda _: None,
@@ -264,8 +272,9 @@ class Core(pyfuse3.Operations):
         else:
             served = self.callers.served_at_once(inode, ctx, for_attributes=for_attributes)
             number, view, who, viewer = served or await self.callers.served(inode, ctx, for_attributes=for_attributes)
+        audience = viewer if obj.audience >= ALL_VIEWERS else self.cache.viewer_of(obj, viewer, who)
         if obj.audience != ALL_VIEWERS and not self.cache.subtree_check:
-            self.cache.note_viewer(number, obj, viewer)  # this caller evidently got the nodeid, or the object itself
+            self.cache.note_viewer(number, obj, audience)  # this caller evidently got the nodeid, or the object itself
         fd, pin = self.nodes.descriptors.fd(obj), obj.descriptor
         info = obj.filesystem.stat(fd)
         has_acl = None
@@ -275,7 +284,7 @@ class Core(pyfuse3.Operations):
                 is_unchanged = (
                     obj.cached_for_one
                     and self.visibility.access_paths.is_up_to_date()
-                    and self.cache.is_known_to(number, obj, viewer)
+                    and self.cache.is_known_to(number, obj, audience)
                     and is_entry_visible(view, who, obj.name, info, fd)
                 )
                 result = (

@@ -309,7 +309,7 @@ class DirectoryOperations(NameOperations):
             served = await self.callers.served(self._nodeid(directory), ctx)
         number, view, who, viewer = served
         if not self.cache.subtree_check:
-            self.cache.note_viewer(number, obj, viewer)
+            self.cache.note_viewer(number, obj, self.cache.viewer_of(obj, viewer, who))
         info = obj.filesystem.stat(fh)
         try:
             is_hidden = view.hides and self._check_visibility(view, who, obj, info, checked) is VisibilityResult.HIDDEN
@@ -365,7 +365,8 @@ class DirectoryOperations(NameOperations):
             directory.begins = False
             directory.proof = self.cache.complete_directories.begin(at)
         # What the kernel already knows takes as little as possible: directories may have very many names.
-        proof, number, viewer, unreported = directory.proof, at.number, at.viewer, directory.unreported
+        viewer = self.cache.viewer_of(at.obj, at.viewer, at.who)
+        proof, number, unreported = directory.proof, at.number, directory.unreported
         if proof is not None and proof.is_proven:
             proof = None
         is_known_to, nodeid, readdir_reply = self.cache.is_known_to, self.nodes.nodeid, pyfuse3.readdir_reply
@@ -505,7 +506,8 @@ class DirectoryOperations(NameOperations):
         return self._shown(at, name, obj, info)
 
     def _shown(self, at: Request, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes | int | None:
-        if not self.cache.may_list(at.number, obj, at.viewer, is_directory=stat.S_ISDIR(info.st_mode)):
+        viewer = self.cache.viewer_of(obj, at.viewer, at.who)
+        if not self.cache.may_list(at.number, obj, viewer, is_directory=stat.S_ISDIR(info.st_mode)):
             return self.nodes.nodeid(at.number, obj)
         try:
             return self.replies.entry(at, name, obj, info)

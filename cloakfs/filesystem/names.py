@@ -136,9 +136,11 @@ class NameOperations(Core):
                 self.probing.note_lookup(at, name, ctx, is_hidden=found is HIDDEN)
                 return self._absent(at, name, found)
             obj, info = found
-            if stat.S_ISDIR(info.st_mode) and (pending := self.cache.admit(at.number, obj, at.viewer)) is not None:
-                await pending
-                continue
+            if stat.S_ISDIR(info.st_mode):
+                viewer = self.cache.viewer_of(obj, at.viewer, at.who)
+                if (pending := self.cache.admit(at.number, obj, viewer)) is not None:
+                    await pending
+                    continue
             return self.replies.named(at, name, obj, info)
         raise TooSoon(0.0)
 
@@ -386,7 +388,7 @@ class NameOperations(Core):
         entry = self.replies.attributes(
             at.number, at.view, obj, name, self.nodes.descriptors.fd(obj), info, at.checked_caller
         )
-        self.cache.note_viewer(at.number, obj, at.viewer)
+        self.cache.note_viewer(at.number, obj, self.cache.viewer_of(obj, at.viewer, at.who))
         obj.lookups += 1
         return obj, info, entry
 

@@ -111,8 +111,10 @@ class Replies:
         Raises:
             Stale: it is a directory in which the kernel caches names for another caller.
         """
-        if stat.S_ISDIR(info.st_mode) and self._cache.admit(at.number, obj, at.viewer) is not None:
-            raise Stale  # what was just made has been replaced; a LOOKUP waits until it is ready
+        if stat.S_ISDIR(info.st_mode):
+            viewer = self._cache.viewer_of(obj, at.viewer, at.who)
+            if self._cache.admit(at.number, obj, viewer) is not None:
+                raise Stale  # what was just made has been replaced; a LOOKUP waits until it is ready
         entry = self.entry(at, name, obj, info)
         obj.lookups += 1
         return entry

@@ -101,7 +101,8 @@ class XattrOperations(Core):
         served = self.callers.served_at_once(inode, ctx, for_attributes=True)
         if served is None:
             return False
-        number, _, _, viewer = served
+        number, _, who, viewer = served
+        viewer = self.cache.viewer_of(obj, viewer, who)
         self.cache.note_viewer(number, obj, viewer)
         return self.cache.is_known_to(number, obj, viewer)
 

@@ -1,4 +1,4 @@
-"""Which callers know of an object, and what may be cached for the only one that does.
+"""Which callers know of an object, and what may be cached for one caller, or for the members of one group.
 
 The kernel's dentries and attributes are shared by all callers of a mount, but it can answer only those that have
 reached the object: a caller that never learned a nodeid cannot send a request about it. The *audience* of an object is
@@ -6,9 +6,14 @@ all callers that have learned of it, or may have learned of it from the kernel's
 and this caller sees the same whatever its groups are, then the kernel may cache that, too: names in a directory for the
 audience of the directory, attributes for the audience of the object.
 
+In a local mount, an audience may also be the members of a group. It begins with a directory that a member looks up, and
+that the group may search and others may not, if other callers know the directory above. What is below has the same
+audience, as long as members alone learn of it. All of them have to see what is cached, whatever their uids are.
+
 An audience grows before the reply that reveals the object: what the kernel has cached for the former audience is
 invalidated first. Local root, and a process that is handed a descriptor, a working directory or a mount, do not learn
-of an object from the daemon; they get at what is cached for the process that handed it over (docs/design.md).
+of an object from the daemon; they get at what is cached for the process that handed it over (docs/design.md). Likewise,
+a process that gives up a group keeps its descriptors and its working directory.
 """
 
 import os
@@ -17,32 +22,78 @@ import stat
 from .. import linux
 from ..exportmode import ExportMode
 from ..identity import ClientId, ServerId
+from ..tree.actor import Actor
 from ..tree.nodes import Nodes
-from ..tree.objects import ALL_VIEWERS, NO_VIEWER, Object, Stale, Viewer, as_directory
-from ..tree.visibility import uid_may
+from ..tree.objects import ALL_VIEWERS, NO_VIEWER, Object, Stale, Viewer, as_directory, group_of, is_limited, members_of
+from ..tree.request import Request
+from ..tree.visibility import members_may, uid_may
 from ..view import View
 from .invalidation import Invalidation, SubtreeInvalidation
+
+_SEARCH = stat.S_IXGRP | stat.S_IXOTH
 
 
 class Audiences:
     """The audiences of the objects of one mount. Only the view with number 0 has any; for others they are unknown.
 
-    A viewer is a client uid, `NO_VIEWER` (the daemon itself) or `ALL_VIEWERS` (an upper daemon).
+    A viewer is a client uid, `NO_VIEWER` (the daemon itself) or `ALL_VIEWERS` (an upper daemon). Where an audience is
+    a group, `viewer_of` says whether a client uid stands for it.
 
     Args:
         nodes: the objects.
         invalidation: invalidates what the kernel caches.
         mode: how the mount is exported.
+        of_groups: whether audiences may be groups.
     """
 
-    def __init__(self, nodes: Nodes, invalidation: Invalidation, mode: ExportMode) -> None:
+    def __init__(self, nodes: Nodes, invalidation: Invalidation, mode: ExportMode, *, of_groups: bool = False) -> None:
         self._nodes = nodes
         self._invalidation = invalidation
         self._subtree_check = mode.subtree_check
+        self._of_groups = of_groups
+        self._policy = 0  # how often there has been another one
         # By directory: what `extend_to_ancestors` has yet to invalidate.
         self._being_extended: dict[Object, list[SubtreeInvalidation]] = {}
 
     # -- who knows of an object --------------------------------------------------------------------
+
+    def viewer_of(self, obj: Object, viewer: Viewer, who: Actor) -> Viewer:
+        """Return as which audience of the object the viewer counts: as its group, if it is a member; else as itself."""
+        audience = obj.audience
+        if audience < ALL_VIEWERS and viewer >= 0:
+            gid = group_of(audience)
+            if audience == members_of(gid, self._policy) and who.has_group(gid):
+                return audience
+        return viewer
+
+    def reset(self) -> None:
+        """Note that another policy is in force: the members of a group need not be the same by it."""
+        self._policy += 1
+
+    def reveal(self, at: Request, obj: Object, info: linux.Stat) -> None:
+        """Note that the viewer is about to learn of an object by its name in the directory that a request names."""
+        if obj.audience == NO_VIEWER and not at.number:
+            obj.audience = self._first_audience(at, info)
+        else:
+            self.record(at.number, obj, self.viewer_of(obj, at.viewer, at.who))
+
+    def _first_audience(self, at: Request, info: linux.Stat) -> Viewer:
+        """Return the audience with which an object begins that no caller knew of.
+
+        A home is no directory of a group, although it may have one: its owner comes first, and others may not write.
+        """
+        above, who = at.obj.audience, at.who
+        if above < ALL_VIEWERS:
+            return self.viewer_of(at.obj, at.viewer, who)
+        if not (self._of_groups and at.viewer >= 0 and above == ALL_VIEWERS and stat.S_ISDIR(info.st_mode)):
+            return at.viewer
+        if at.view.fixed is not None or at.view.cloak_by_ids is None:
+            return at.viewer
+        is_shared = info.st_mode & _SEARCH == stat.S_IXGRP and (
+            info.st_mode & stat.S_IWGRP > 0 or who.uid != info.st_uid
+        )
+        gid = ServerId(info.st_gid)
+        return members_of(gid, self._policy) if is_shared and who.has_group(gid) else at.viewer
 
     def record(self, number: int, obj: Object, viewer: Viewer) -> SubtreeInvalidation | None:
         """Add `viewer` to the audience of an object: it is about to learn of it, or its request names the nodeid.
@@ -173,24 +224,32 @@ class Audiences:
             return False
         if number or viewer == NO_VIEWER or self._is_audience(obj, viewer):
             return True
-        return not (obj.has_names_for_one or (obj.cached_for_one and obj.audience >= 0))
+        return not (obj.has_names_for_one or (obj.cached_for_one and is_limited(obj.audience)))
 
-    # -- what it sees whatever its groups are ------------------------------------------------------
+    # -- what all of it see, whatever else they are ------------------------------------------------------
 
     @staticmethod
-    def is_visible_to_uid(view: View, uid: ServerId, info: linux.Stat) -> bool:
-        """Whether the view shows an entry like this to all callers with this uid, whatever their groups are."""
+    def is_visible_to(view: View, audience: Viewer, uid: ServerId, info: linux.Stat) -> bool:
+        """Whether the view shows an entry like this to the whole audience: a group, or all callers with this uid."""
         cloak = view.cloak_by_ids
-        return cloak is not None and cloak.condition(info.st_mode, info.st_uid, info.st_gid).surely_admits(uid)
+        if cloak is None or not is_limited(audience):
+            return False
+        condition = cloak.condition(info.st_mode, info.st_uid, info.st_gid)
+        return condition.surely_admits(uid) if audience >= 0 else condition.surely_admits_members(group_of(audience))
+
+    @staticmethod
+    def may_search(audience: Viewer, uid: ServerId, obj: Object, fd: int, info: linux.Stat) -> bool:
+        """Whether the whole audience, which is a group or all callers with this uid, may search a directory."""
+        if audience >= 0:
+            return uid_may(uid, os.X_OK, obj, fd, info)
+        return members_may(group_of(audience), os.X_OK, obj, fd, info)
 
     def is_still_visible(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
-        """Whether what is cached of `obj`, and below it, for an audience of one may still be shown to it."""
+        """Whether what is cached of `obj`, and below it, for its audience alone may still be shown to it."""
         audience = obj.audience
-        if audience < 0 and obj.parent is not None:
+        if not is_limited(audience) and obj.parent is not None:
             audience = obj.parent.audience  # the name is cached for this one
-        if audience < 0:
-            return False
-        uid = view.server_uid(ClientId(audience))
-        return self.is_visible_to_uid(view, uid, info) and (
-            not stat.S_ISDIR(info.st_mode) or uid_may(uid, os.X_OK, obj, fd, info)
+        uid = view.server_uid(ClientId(audience)) if audience >= 0 else ServerId(-1)
+        return self.is_visible_to(view, audience, uid, info) and (
+            not stat.S_ISDIR(info.st_mode) or self.may_search(audience, uid, obj, fd, info)
         )

@@ -61,6 +61,7 @@ class KernelCache:
             `Timeouts`.
         is_known_to: whether the kernel may answer a caller about an object from its cache (`Timeouts.is_known_to`).
         may_list: whether a listing may show a caller more than a name (`Audiences.may_list`).
+        viewer_of: as which audience of an object a caller counts (`Audiences.viewer_of`).
         changed, removed, moved: are to be awaited after a change, before the reply: methods of `Changes`.
         lacks_xattr, note_absent_xattr, clear_absent_xattrs: methods of `Invalidation`.
     """
@@ -83,7 +84,7 @@ class KernelCache:
         self.subtree_check = mode.subtree_check
         self.invalidation = invalidation = Invalidation(nodes, access_paths, mode, tuning)
         invalidation.on_attributes, invalidation.on_change = on_attributes, on_change
-        self._audiences = audiences = Audiences(nodes, invalidation, mode)
+        self._audiences = audiences = Audiences(nodes, invalidation, mode, of_groups=traits.by_groups)
         self._timeouts = timeouts = Timeouts(nodes, invalidation, audiences, traits, counters or Counters())
         self.complete_directories = complete_directories = CompleteDirectories(nodes, invalidation, audiences, timeouts)
         self._changes = changes = Changes(
@@ -93,6 +94,7 @@ class KernelCache:
             nodes.registry.on_moved = audiences.relocated
             nodes.registry.audience_of_restored = NO_VIEWER  # what counts is who has passed it since
         timeouts.of_complete_directory = complete_directories.of_negative
+        timeouts.on_entry = complete_directories.check_new
         # Requests call these often, and one call takes less time than two.
         self.entry = timeouts.entry
         self.attributes = timeouts.attributes
@@ -101,6 +103,7 @@ class KernelCache:
         self.opening = timeouts.opening
         self.is_known_to = timeouts.is_known_to
         self.may_list = audiences.may_list
+        self.viewer_of = audiences.viewer_of
         self.changed, self.removed, self.moved = changes.changed, changes.removed, changes.moved
         # What objects were seen not to have, until a change is reported: cached by the daemon, not by the kernel.
         self.lacks_xattr = invalidation.lacks_xattr
@@ -118,7 +121,8 @@ class KernelCache:
         Args:
             number: of the view.
             obj: the object.
-            viewer: the client uid, `NO_VIEWER` (the daemon itself) or `ALL_VIEWERS` (an upper daemon).
+            viewer: the client uid, or the group that it stands for (`viewer_of`); `NO_VIEWER` (the daemon itself) or
+                `ALL_VIEWERS` (an upper daemon).
 
         Returns:
             with `subtree_check`: what has to be invalidated before the caller may pass the directory. The request is
@@ -193,6 +197,7 @@ class KernelCache:
 
     def reset(self) -> None:
         """Invalidate everything: the policy has changed, for example."""
+        self._audiences.reset()
         self._timeouts.clear()
         self.invalidation.invalidate_everything()
 

@@ -54,6 +54,7 @@ class MountTraits:
         xattrs: whether there are extended attributes.
         acls: whether the kernel is offered POSIX ACLs, to check them itself.
         keeps_listings: whether pyfuse3 can have the kernel cache the entries of a directory.
+        by_groups: whether audiences may be groups: callers have the groups that their processes have.
     """
 
     fixed: bool = False
@@ -62,6 +63,7 @@ class MountTraits:
     xattrs: bool = True
     acls: bool = False
     keeps_listings: bool = False
+    by_groups: bool = False
 
 
 class FilesystemTraits(Protocol):
@@ -143,6 +145,7 @@ class CacheScope(Enum):
     Attributes:
         ALL: in a caller view, of what all callers see alike and can reach; in a fixed view, of all that it shows.
         ONE: of what only one caller knows of, and sees whatever its groups are.
+        MEMBERS: of what only members of one group know of, who all see it.
         COMPLETE: in directories that only one caller knows of, and that show all their entries to it.
         TOP: of the root of the tree, or in it.
         VIEWS: of the directories `@NAME`.
@@ -152,6 +155,7 @@ class CacheScope(Enum):
 
     ALL = "all"
     ONE = "one"
+    MEMBERS = "members"
     COMPLETE = "complete"
     TOP = "top"
     VIEWS = "views"
@@ -265,6 +269,11 @@ def _for_one(case: CacheCase) -> bool:
     """Whether each request about an object that only one caller knows of comes from this caller."""
     mode = case.traits.mode
     return _by_cloak(case) and (mode.subtree_check or not mode.passes_handles) and case.mounted.watched
+
+
+def _for_members(case: CacheCase) -> bool:
+    """Whether it can be told of each request which groups its process has: not where a server makes it."""
+    return _for_one(case) and case.traits.by_groups and not case.traits.mode.is_exported
 
 
 def _complete(case: CacheCase) -> bool:
@@ -446,6 +455,13 @@ RULES: tuple[Rule, ...] = (
         _lasting,
         _LONGEST,
     ),
+    Rule(
+        CacheKind.NAMES,
+        CacheScope.MEMBERS,
+        lambda case: _for_members(case) and case.mounted.has_posix_rules,
+        _lasting,
+        _LONGEST,
+    ),
     Rule(CacheKind.NAMES, CacheScope.ELSE, _per_caller, _never, _differs),
     Rule(
         CacheKind.ATTRIBUTES, CacheScope.TOP, lambda case: _per_caller(case) and _top_alone(case), _lasting, _unreported
@@ -454,6 +470,7 @@ RULES: tuple[Rule, ...] = (
         CacheKind.ATTRIBUTES, CacheScope.ALL, lambda case: _for_all(case) and _shown_alike(case), _lasting, _unreported
     ),
     Rule(CacheKind.ATTRIBUTES, CacheScope.ONE, _for_one, _lasting, _LONGEST),
+    Rule(CacheKind.ATTRIBUTES, CacheScope.MEMBERS, _for_members, _lasting, _LONGEST),
     Rule(CacheKind.ATTRIBUTES, CacheScope.ELSE, _per_caller, _briefly, _differs),
     Rule(
         CacheKind.ABSENT,
@@ -541,8 +558,10 @@ class RuleTimeouts(NamedTuple):
     Attributes:
         lasting: the longest that may be, on this file system.
         briefly: attributes of anything else.
-        names, names_for_one, names_at_top: names of what the rows `ALL`, `ONE` and `TOP` are about.
-        attributes, attributes_for_one, attributes_of_top: attributes of what these rows are about.
+        names, names_for_one, names_for_members, names_at_top: names of what the rows `ALL`, `ONE`, `MEMBERS` and `TOP`
+            are about.
+        attributes, attributes_for_one, attributes_for_members, attributes_of_top: attributes of what these rows are
+            about.
         of_directories: whether attributes of directories may be cached at all.
         negative, negative_at_top, negative_if_complete: absent names; of the rows `ALL`, `TOP` and `COMPLETE`.
         listings: whether entries of complete directories may be cached.
@@ -553,9 +572,11 @@ class RuleTimeouts(NamedTuple):
     briefly: float
     names: float
     names_for_one: float
+    names_for_members: float
     names_at_top: float
     attributes: float
     attributes_for_one: float
+    attributes_for_members: float
     attributes_of_top: float
     of_directories: bool
     negative: float
@@ -577,9 +598,11 @@ def evaluate(case: CacheCase) -> RuleTimeouts:
         briefly=_briefly(case),
         names=of(CacheKind.NAMES, CacheScope.ALL),
         names_for_one=of(CacheKind.NAMES, CacheScope.ONE),
+        names_for_members=of(CacheKind.NAMES, CacheScope.MEMBERS),
         names_at_top=of(CacheKind.NAMES, CacheScope.TOP, CacheScope.ALL),
         attributes=of(CacheKind.ATTRIBUTES, CacheScope.ALL),
         attributes_for_one=of(CacheKind.ATTRIBUTES, CacheScope.ONE),
+        attributes_for_members=of(CacheKind.ATTRIBUTES, CacheScope.MEMBERS),
         attributes_of_top=of(CacheKind.ATTRIBUTES, CacheScope.TOP, CacheScope.ALL),
         of_directories=CacheScope.DIRECTORIES not in rows[CacheKind.ATTRIBUTES],
         negative=of(CacheKind.ABSENT, CacheScope.ALL),
@@ -616,13 +639,17 @@ class Fact:
 
 
 _ONE = "in directories known to one caller only"
-_COMPLETE = f"{_ONE}, and that show all their entries to it"
+_COMPLETE = (
+    "in directories known to one caller, or to members of one group, only, and that show all their entries to it"
+)
 
 _WORDS: Mapping[tuple[CacheKind, CacheScope], str] = {
     (CacheKind.NAMES, CacheScope.ONE): _ONE,
+    (CacheKind.NAMES, CacheScope.MEMBERS): "in directories known to members of one group only",
     (CacheKind.NAMES, CacheScope.TOP): "at the top",
     (CacheKind.NAMES, CacheScope.VIEWS): "of views (@NAME)",
     (CacheKind.ATTRIBUTES, CacheScope.ONE): "of what is known to one caller only",
+    (CacheKind.ATTRIBUTES, CacheScope.MEMBERS): "of what is known to members of one group only",
     (CacheKind.ATTRIBUTES, CacheScope.TOP): "of the top",
     (CacheKind.ATTRIBUTES, CacheScope.DIRECTORIES): "of directories",
     (CacheKind.ABSENT, CacheScope.COMPLETE): _COMPLETE,

@@ -1,9 +1,9 @@
-"""Complete directories: all their entries are shown to the only caller in their audience.
+"""Complete directories: all their entries are shown to their audience, which is one caller or one group.
 
-A listing from the first entry to the last proves it: this caller sees each entry whatever its groups are, and no file
+A listing from the first entry to the last proves it: the audience sees each entry whatever else it is, and no file
 has a second name, by which it could become hidden without an event about this one. The proof ends when an entry changes
-or is added (`Invalidation.invalidate_listing`), unless that entry is shown in the same way. What the caller itself
-makes there belongs to it, so the proof holds for that, too.
+or is added (`Invalidation.invalidate_listing`), unless that entry is shown in the same way. What an only caller makes
+there belongs to it, so the proof holds for that, too; what a member of a group makes is checked.
 
 While there is a proof, the kernel may cache two things of the directory for this caller:
 
@@ -13,20 +13,18 @@ While there is a proof, the kernel may cache two things of the directory for thi
   decides at each OPENDIR who gets at them, and checks permission each time. If it has to reply on such a descriptor
   without a proof, or to another caller, it invalidates the entries again.
 
-None of this is done for directories that several callers know: an entry that one of them sees could then be shown to
-another one for a moment.
+None of this is done for directories that others know: an entry that one caller sees could then be shown to another one
+for a moment.
 """
 
-import os
 import stat
 
 from .. import linux
-from ..identity import ClientId
+from ..identity import ClientId, ServerId
 from ..tree import calls
 from ..tree.nodes import Nodes
-from ..tree.objects import CompletenessProof, Object, as_directory
+from ..tree.objects import CompletenessProof, Object, Viewer, as_directory, is_limited
 from ..tree.request import Request
-from ..tree.visibility import uid_may
 from ..view import View
 from .audience import Audiences
 from .invalidation import Invalidation
@@ -66,22 +64,27 @@ class CompleteDirectories:
         directory = at.obj
         if not self._can_prove(at):
             return None
-        proof = directory.proof
-        if proof is None or not proof.is_proven or proof.audience != at.viewer:
+        proof, viewer = directory.proof, self._viewer(at)
+        if proof is None or not proof.is_proven or proof.audience != viewer:
             self._invalidation.invalidate_listing(directory)
-            proof = as_directory(directory).proof = CompletenessProof(at.viewer)
+            proof = as_directory(directory).proof = CompletenessProof(viewer)
             self._invalidation.proven.add(directory)
         return proof
 
+    def _viewer(self, at: Request) -> Viewer:
+        """Return as which audience of the directory the viewer counts."""
+        return self._audiences.viewer_of(at.obj, at.viewer, at.who)
+
     def _can_prove(self, at: Request) -> bool:
-        directory = at.obj
+        directory, viewer = at.obj, self._viewer(at)
         rules = self._timeouts.rules_for(at.view, directory.filesystem)
         return (
             (rules.listings or rules.negative_if_complete > 0)
             and at.number == 0
-            and directory.audience == at.viewer >= 0
-            and self._timeouts.is_known_to(0, directory, at.viewer)
-            and self._timeouts.is_reached_by_viewer(at, directory)
+            and directory.audience == viewer
+            and is_limited(viewer)
+            and self._timeouts.is_known_to(0, directory, viewer)
+            and self._timeouts.is_reached_by(viewer, at, directory)
             # Changes in a directory that are made by another path to it are not reported.
             and sum(other.device == directory.filesystem.device for other in self._nodes.mounts.filesystems) == 1
         )
@@ -97,7 +100,7 @@ class CompleteDirectories:
         else:
             # Changes of a file system that is mounted there are not reported as changes in this directory, if at all.
             is_here = info.st_dev == at.info.st_dev
-            is_shown = is_here and proof.audience == at.viewer and self._shows(at.view, proof, info)
+            is_shown = is_here and proof.audience == self._viewer(at) and self._shows(at.view, proof, info)
         if not is_shown:
             self._invalidation.invalidate_listing(at.obj)
 
@@ -109,11 +112,17 @@ class CompleteDirectories:
 
     def _shows(self, view: View, proof: CompletenessProof, info: linux.Stat) -> bool:
         is_single = info.st_nlink <= 1 or stat.S_ISDIR(info.st_mode)
-        return is_single and self._audiences.is_visible_to_uid(view, view.server_uid(ClientId(proof.audience)), info)
+        uid = view.server_uid(ClientId(proof.audience)) if proof.audience >= 0 else ServerId(-1)
+        return is_single and self._audiences.is_visible_to(view, proof.audience, uid, info)
 
     def still_shows(self, view: View, directory: Object, info: linux.Stat) -> bool:
         """Whether the proof of `directory` still holds if one entry now has this stat."""
         return directory.proof is None or self._shows(view, directory.proof, info)
+
+    def check_new(self, at: Request, info: linux.Stat) -> None:
+        """End the proof if an entry like this, which the caller may just have made, is not shown to all members."""
+        if not self.still_shows(at.view, at.obj, info):
+            self._invalidation.invalidate_listing(at.obj)
 
     # -- what rests on it --------------------------------------------------------------------------
 
@@ -122,8 +131,8 @@ class CompleteDirectories:
         return (
             proof is not None
             and proof.is_proven
-            and proof.audience == at.viewer == at.obj.audience
-            and self._timeouts.is_known_to(at.number, at.obj, at.viewer)
+            and proof.audience == at.obj.audience == self._viewer(at)
+            and self._timeouts.is_known_to(at.number, at.obj, proof.audience)
         )
 
     def _is_busy(self, directory: Object) -> bool:
@@ -137,7 +146,7 @@ class CompleteDirectories:
             not seconds
             or not self._is_proven(at)
             or self._is_busy(directory)
-            or not uid_may(at.who.uid, os.X_OK, directory, at.fd, at.info)
+            or not self._audiences.may_search(directory.audience, at.who.uid, directory, at.fd, at.info)
             or not self._invalidation.note_negative(0, directory, name, at.viewer)
         ):
             return 0.0

@@ -19,7 +19,7 @@ from ..tree.locate import is_settled
 from ..tree.nodes import Nodes
 from ..tree.objects import ALL_VIEWERS, NO_VIEWER, Directory, Object, Viewer, as_directory
 from ..tree.request import Request
-from ..tree.visibility import attrs_of, is_entry_visible, uid_may, world_may
+from ..tree.visibility import attrs_of, is_entry_visible, world_may
 from ..view import View
 from .audience import Audiences
 from .cachepolicy import BRIEF_SECONDS, CacheCase, MountTraits, RuleTimeouts, evaluate, tree_mount
@@ -56,6 +56,7 @@ class Timeouts:
 
     Attributes:
         of_complete_directory: returns the timeout of a negative dentry in a complete directory.
+        on_entry: is called with a request about a complete directory of a group, and the stat of an entry in the reply.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Timeouts:
         self._counters = counters
         self._traits = traits
         self.of_complete_directory: Callable[[Request, bytes], float] = lambda at, name: 0.0
+        self.on_entry: Callable[[Request, linux.Stat], None] = lambda at, info: None
         self._passes_handles = traits.mode.passes_handles
         self._subtree_check = traits.mode.subtree_check
         self._rules: dict[tuple[View, MountedFilesystem, bool], RuleTimeouts] = {}  # with whether changes are reported
@@ -90,10 +92,13 @@ class Timeouts:
             fd: refers (O_PATH) to it.
             info: its stat.
         """
-        if obj.audience == NO_VIEWER and not at.number:
-            obj.audience = at.viewer  # as `note_viewer` does it, without a call
-        elif obj.audience != ALL_VIEWERS:
-            self._audiences.record(at.number, obj, at.viewer)
+        is_plain = not (at.number or at.obj.audience < ALL_VIEWERS or info.st_mode & stat.S_IFDIR)
+        if is_plain and obj.audience == NO_VIEWER:
+            obj.audience = at.viewer  # as `reveal` does it, without a call
+        elif obj.audience not in (ALL_VIEWERS, at.viewer):
+            self._audiences.reveal(at, obj, info)
+        if at.obj.proof is not None and at.obj.proof.audience < 0:
+            self.on_entry(at, info)
         if at.who is DAEMON:
             return 0.0, 0.0
         seconds = self.of_name(at, obj, name, fd, info)
@@ -253,20 +258,21 @@ class Timeouts:
         A directory in which names are cached for its audience is treated like this, too: a cached name of it would let
         all callers in. They are invalidated when another caller looks it up (`Audiences.make_ready`).
         """
-        parent = at.obj
+        parent, audiences = at.obj, self._audiences
+        viewer = at.viewer if obj.audience >= ALL_VIEWERS else audiences.viewer_of(obj, at.viewer, at.who)
         if (
-            not rules.attributes_for_one
-            or not self._is_visible_to_viewer(at, info)
-            or not self.is_reached_by_viewer(at, parent)
+            not (rules.attributes_for_one if viewer >= 0 else rules.attributes_for_members)
+            or not audiences.is_visible_to(at.view, viewer, at.who.uid, info)
+            or not self.is_reached_by(viewer, at, parent)
             or not self._is_for_viewer_only(at, parent, obj)
         ):
             return 0.0, self._brief(at.number, obj, rules)
         theirs, seconds = self.rules_for(at.view, obj.filesystem), 0.0
-        if parent.audience == at.viewer and uid_may(at.who.uid, os.X_OK, parent, at.fd, at.info):
-            seconds = min(rules.names_for_one, theirs.lasting)
-            as_directory(parent).has_names_for_one = True  # `is_reached_by_viewer` has noted that it is cached
+        if parent.audience == viewer and audiences.may_search(viewer, at.who.uid, parent, at.fd, at.info):
+            seconds = min(rules.names_for_one if viewer >= 0 else rules.names_for_members, theirs.lasting)
+            as_directory(parent).has_names_for_one = True  # `is_reached_by` has noted that it is cached
             self._note_cached(at.number, obj, cached_for_one=True)
-        return seconds, self._of_private_attributes(at, obj, info, theirs)
+        return seconds, self._of_private_attributes(viewer, at, obj, info, theirs)
 
     def of_negative(self, number: int, view: View, parent: Object, name: bytes, viewer: Viewer) -> float:
         """Return the timeout of a negative dentry `name` in `parent`, whatever is known of its other entries.
@@ -326,35 +332,43 @@ class Timeouts:
 
     def _of_private_object(self, at: Request, info: linux.Stat, rules: RuleTimeouts) -> float:
         obj = at.obj
-        if not rules.attributes_for_one or obj.audience != at.viewer or not self._is_visible_to_viewer(at, info):
+        viewer = at.viewer if obj.audience >= ALL_VIEWERS else self._audiences.viewer_of(obj, at.viewer, at.who)
+        if (
+            obj.audience != viewer
+            or not (rules.attributes_for_one if viewer >= 0 else rules.attributes_for_members)
+            or not self._audiences.is_visible_to(at.view, viewer, at.who.uid, info)
+        ):
             return self._brief(at.number, obj, rules)
-        if obj.parent is not None and info.st_nlink == 1 and self.is_known_to(at.number, obj, at.viewer):
+        if obj.parent is not None and info.st_nlink == 1 and self.is_known_to(at.number, obj, viewer):
             # Where it is was found when this was cached, which would have been invalidated if it had moved.
             places: list[tuple[Object, bytes]] = [(obj.parent, obj.name)]
         else:
             places = list(self._nodes.locator.places(obj, info))
         if (
             len(places) != 1
-            or not self.is_reached_by_viewer(at, places[0][0])
+            or not self.is_reached_by(viewer, at, places[0][0])
             or not self._is_for_viewer_only(at, places[0][0], obj)
         ):
             return self._brief(at.number, obj, rules)
         parent, name = self._nodes.nodeid(at.number, places[0][0]), places[0][1]
         if parent in self._notifier.stalled or self._notifier.is_pending(parent, name):
             return 0.0  # a caller that must not know the name could get at them by it
-        return self._of_private_attributes(at, obj, info, rules)
+        return self._of_private_attributes(viewer, at, obj, info, rules)
 
-    def _of_private_attributes(self, at: Request, obj: Object, info: linux.Stat, rules: RuleTimeouts) -> float:
+    def _of_private_attributes(
+        self, viewer: Viewer, at: Request, obj: Object, info: linux.Stat, rules: RuleTimeouts
+    ) -> float:
         """Return the timeout of attributes that the viewer surely may know, wherever the object is found."""
         is_directory = stat.S_ISDIR(info.st_mode)
         if is_directory and not rules.of_directories:
             return 0.0
-        if obj.audience != at.viewer or (info.st_nlink > 1 and not is_directory):
+        if obj.audience != viewer or (info.st_nlink > 1 and not is_directory):
             return self._brief(at.number, obj, rules)
-        if not rules.attributes_for_one:  # something is mounted there whose changes are not reported
+        seconds = rules.attributes_for_one if viewer >= 0 else rules.attributes_for_members
+        if not seconds:  # something is mounted there whose changes are not reported
             return self._brief(at.number, obj, rules)
         self._note_cached(at.number, obj, cached_for_one=True)
-        return rules.attributes_for_one
+        return seconds
 
     def _of_attributes(self, at: Request, obj: Object, info: linux.Stat, rules: RuleTimeouts, seconds: float) -> float:
         view = at.view
@@ -371,32 +385,32 @@ class Timeouts:
             return 0.0
         return seconds or self._brief(at.number, obj, rules)
 
-    # -- what one caller would be shown ------------------------------------------------------------
+    # -- what one caller, or a group, would be shown -----------------------------------------------
 
-    def _is_visible_to_viewer(self, at: Request, info: linux.Stat) -> bool:
-        """Whether the viewer is a single uid, and sees the object whatever its groups are."""
-        return at.viewer >= 0 and self._audiences.is_visible_to_uid(at.view, at.who.uid, info)
+    def is_reached_by(self, viewer: Viewer, at: Request, directory: Object) -> bool:
+        """Whether all of an audience see this directory and all above it, and none of their names is pending.
 
-    def is_reached_by_viewer(self, at: Request, directory: Object) -> bool:
-        """Whether the viewer sees this directory and all above it, whatever its groups are, and none of their names is
-        pending.
+        Where the kernel has cached something of a directory for this audience alone, this was proven then, and the
+        cached entry would have been invalidated if it had changed.
 
-        Where the kernel has cached something of a directory for this caller alone, this was proven then, and the cached
-        entry would have been invalidated if it had changed.
+        Args:
+            viewer: the uid of the request, whatever its groups are, or one of its groups, whoever is in it.
+            at: the request.
+            directory: of any audience.
         """
         nodes, number, notifier = self._nodes, at.number, self._notifier
         here, is_proven = directory, False
         for _ in range(_MAX_ANCESTORS):
             if here is nodes.root:
                 break
-            is_proven = is_proven or self.is_known_to(number, here, at.viewer)
+            is_proven = is_proven or self.is_known_to(number, here, viewer)
             if is_proven and notifier.is_idle():
                 break
             parent = here.parent
             if not is_proven:
                 fd = nodes.descriptors.fd(here)
                 info = here.filesystem.stat(fd)
-                if not here.filesystem.watched or not self._audiences.is_visible_to_uid(at.view, at.who.uid, info):
+                if not here.filesystem.watched or not self._audiences.is_visible_to(at.view, viewer, at.who.uid, info):
                     return False
                 if parent is None or (here.checked != info.st_ctime_ns and not nodes.locator.is_child(here, parent)):
                     return False
@@ -407,7 +421,7 @@ class Timeouts:
             here = parent
         else:
             return False
-        if directory.audience == at.viewer:
+        if directory.audience == viewer:
             self._note_cached(number, directory, cached_for_one=True)
         return True
 

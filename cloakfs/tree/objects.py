@@ -8,6 +8,7 @@ from typing import NamedTuple, NewType
 
 from .. import linux
 from ..cloak import Condition
+from ..identity import ServerId
 from . import calls
 from .accesspath import AccessPath
 from .filesystems import MountedFilesystem
@@ -24,8 +25,8 @@ NEVER = -(1 << 80)
 Viewer = NewType("Viewer", int)
 """Who learns of an object, and the audience that those who have learned of it make up.
 
-From 0 on, it is a client uid: this caller alone. The other two are `NO_VIEWER` and `ALL_VIEWERS`. So `viewer >= 0` asks
-whether it is one caller.
+From 0 on, it is a client uid: this caller alone. Below `ALL_VIEWERS`, it is a group (`members_of`). So `viewer >= 0`
+asks whether it is one caller, and `viewer < ALL_VIEWERS` whether it is the members of one group.
 """
 
 NO_VIEWER = Viewer(-1)
@@ -33,6 +34,25 @@ NO_VIEWER = Viewer(-1)
 
 ALL_VIEWERS = Viewer(-2)
 """More than one caller, or it is not known which: an upper daemon asks, or several callers know of the object."""
+
+
+def members_of(gid: ServerId, policy: int) -> Viewer:
+    """Return the audience that all callers with this group make up, by the policy with this number.
+
+    Another policy may map the groups of callers to other ones.
+    """
+    return Viewer(ALL_VIEWERS - 1 - (policy << 32 | gid))
+
+
+def group_of(audience: Viewer) -> ServerId:
+    """Return the group whose members an audience is (`members_of`)."""
+    return ServerId(ALL_VIEWERS - 1 - audience & 0xFFFFFFFF)
+
+
+def is_limited(audience: Viewer) -> bool:
+    """Whether an audience is one caller, or the members of one group."""
+    return audience >= 0 or audience < ALL_VIEWERS
+
 
 _NO_VIEWS: frozenset[int] = frozenset()
 _NO_FILES: Mapping[int, int] = {}

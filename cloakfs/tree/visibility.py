@@ -246,6 +246,17 @@ def uid_may(uid: ServerId, bits: int, obj: Object, fd: int, info: linux.Stat) ->
     return world_may(bits, obj, fd, info)
 
 
+def members_may(gid: ServerId, bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
+    """Whether callers with this group have permission `bits` on it, whatever their uids. False when in doubt.
+
+    The owner may be one of them, and is judged by its own bits.
+    """
+    if gid != info.st_gid:
+        return world_may(bits, obj, fd, info)
+    wanted = bits * 0o110
+    return obj.filesystem.has_posix_rules and info.st_mode & wanted == wanted and has_no_acl(obj, fd, info)
+
+
 def may_without_groups(
     who: Actor, bits: int, obj: Object, fd: int, info: linux.Stat, *, has_acl: bool | None = None
 ) -> bool:

@@ -502,7 +502,10 @@ def show_set_id_bits() -> None:
 
 
 def hide_nothing() -> None:
-    for owner, names in ((CloakList, ("visible", "same_for_all")), (Condition, ("admits", "surely_admits"))):
+    for owner, names in (
+        (CloakList, ("visible", "same_for_all")),
+        (Condition, ("admits", "surely_admits", "surely_admits_members")),
+    ):
         for name in names:
             replace(owner, name, lambda *_: True)
 

@@ -4,6 +4,7 @@ from functools import partial
 
 import pyfuse3
 
+from cloakfs.cloak import Condition
 from cloakfs.filesystem import directories
 from cloakfs.kernelcache import timeouts
 from cloakfs.kernelcache.audience import Audiences
@@ -12,6 +13,7 @@ from cloakfs.kernelcache.complete import CompleteDirectories
 from cloakfs.kernelcache.invalidation import Invalidation
 from cloakfs.kernelcache.notifier import Notifier
 from cloakfs.kernelcache.timeouts import Timeouts
+from cloakfs.tree.actor import Actor
 from tests.altered import Alteration
 from tests.mount import alterations, cacheoracle
 
@@ -34,10 +36,17 @@ def listings_show_all() -> None:
     alterations.answer_always(directories, "is_entry_visible", True)
 
 
+def anybody_is_a_member() -> None:
+    alterations.answer_always(Actor, "has_group", True)
+
+
 WEAKENED: dict[str, tuple[Alteration, str]] = {
     "who learns of it is in the audience": (broken(Audiences, "record", None), "is told of"),
     "what was cached for one is invalidated first": (broken(Audiences, "is_ready"), "hidden from"),
-    "all callers with a uid get there": (broken(Timeouts, "is_reached_by_viewer"), "hidden from"),
+    "all callers with a uid get there": (broken(Timeouts, "is_reached_by"), "hidden from"),
+    "all members of a group see it": (broken(Condition, "surely_admits_members"), "hidden from"),
+    "who stands for a group is a member": (anybody_is_a_member, "is told of"),
+    "what a member makes is seen by all": (broken(CompleteDirectories, "check_new", None), "hides something"),
     "audiences are extended to ancestors": (broken(Audiences, "_exceeds_parent", False), "hidden from"),
     "all callers see it": (broken(Timeouts, "same_for_all"), "hidden from"),
     "all callers may search it": (all_may_search, "may not search"),

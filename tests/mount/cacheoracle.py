@@ -34,6 +34,7 @@ import struct
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import pyfuse3
@@ -66,7 +67,7 @@ from cloakfs.mount import start
 from cloakfs.policy import Attrs
 from cloakfs.tree.actor import DAEMON
 from cloakfs.tree.nodes import Nodes
-from cloakfs.tree.objects import ALL_VIEWERS, NO_VIEWER, Object
+from cloakfs.tree.objects import ALL_VIEWERS, NO_VIEWER, Object, Viewer, group_of
 from cloakfs.tree.request import Request
 from cloakfs.view import View
 from tests.altered import replace
@@ -211,12 +212,12 @@ class Oracle:
         self.watch: CheckedWatch | None = None
         self.names: dict[Name, Entry] = {}
         self.attributes: dict[int, Attributes] = {}
-        self.told: dict[int, set[int]] = defaultdict(set)  # nodeid -> client uids
+        self.told: dict[int, set[int]] = defaultdict(set)  # nodeid -> client uids, and groups (`_viewer`)
         self.acls: dict[tuple[int, bytes], bytes] = {}  # of a nodeid, by the name of the attribute; no value: no ACL
         self.acls_asked: set[int] = set()  # the kernel does not keep what it is made to invalidate while it asks
         self.above: dict[int, int] = {}  # a directory -> the one in which the kernel has it
         self.kept: dict[int, set[bytes]] = {}  # a directory -> names of entries that the kernel keeps
-        self.readers: dict[int, set[int]] = defaultdict(set)  # a directory -> client uids that were given its entries
+        self.readers: dict[int, set[int]] = defaultdict(set)  # a directory -> who was given its entries, as in `told`
         self.on_its_way = Counter[int]()  # replies that are held back, by the nodeids that they tell; 0 in each
         self._new: list[Name | int] = []
         self._listed: list[tuple[Name, Caller]] = []
@@ -231,9 +232,25 @@ class Oracle:
         number, view, obj = self._find(nodeid)
         if view is None or obj is None or view.fixed is not None or ctx.pid in self._filesystem.self_probe.threads:
             return
-        self.told[nodeid].add(ctx.uid)
-        if number == 0 and obj.audience not in (ALL_VIEWERS, ctx.uid):
+        viewer = self._viewer(view, obj, ctx)
+        self.told[nodeid].add(viewer)
+        if number == 0 and obj.audience not in (ALL_VIEWERS, viewer):
             self._report(f"{ctx.uid} is told of {obj.name!r}, and its audience is {obj.audience}")
+
+    @staticmethod
+    def _viewer(view: View, obj: Object, ctx: RequestContext) -> int:
+        """Return the audience of the object if it is a group, and the process is in it; else the client uid."""
+        if obj.audience >= ALL_VIEWERS:
+            return ctx.uid
+        lines = Path(f"/proc/{ctx.pid}/status").read_text().splitlines()
+        groups = next(line for line in lines if line.startswith("Groups:")).split()[1:]
+        server_gids = {view.policy.ids["gid"].forward(ClientId(gid)) for gid in (ctx.gid, *map(int, groups))}
+        return obj.audience if group_of(obj.audience) in server_gids else ctx.uid
+
+    def note_reader(self, nodeid: int, ctx: RequestContext) -> None:
+        """Note that this caller may be given the entries of a directory that the kernel keeps."""
+        _, view, obj = self._find(nodeid)
+        self.readers[nodeid].add(ctx.uid if view is None or obj is None else self._viewer(view, obj, ctx))
 
     def tells_attributes(self, entry: EntryAttributes) -> None:
         """Note which attributes the kernel may cache."""
@@ -386,14 +403,18 @@ class Oracle:
     def check_names_in(self, nodeid: int, ctx: RequestContext) -> None:
         """Check what this caller, who is being told of a directory, can find there without asking."""
         names = [(name, entry) for name, entry in list(self.names.items()) if name[0] == nodeid and entry.nodeid]
-        if names and self._is_told() and ctx.uid in self.told[nodeid]:
+        _, view, obj = self._find(nodeid)
+        if not names or view is None or obj is None or not self._is_told():
+            return
+        viewer = self._viewer(view, obj, ctx)
+        if viewer in self.told[nodeid]:
             linux.act_as_daemon()
             tree = Tree(self._top)
             for name, entry in names:
-                self._check_name(tree, name, entry, {ctx.uid})
+                self._check_name(tree, name, entry, {viewer})
 
     def _viewers(self) -> dict[int, set[int]]:
-        """Return who may ask the kernel about each object: client uids, or ALL.
+        """Return who may ask the kernel about each object: client uids, groups, or ALL.
 
         They know of it, or get there by ".." or by names that the kernel has.
         """
@@ -483,7 +504,7 @@ class Oracle:
                     break
 
     def _shows_all(self, view: View, viewers: set[int], tree: Tree, directory: str) -> bool:
-        """Whether these viewers are one uid, and it sees everything in the directory, whatever its groups are."""
+        """Whether these viewers are one uid or one group, and all of it see everything in the directory."""
         inside = [path for path in tree.infos if path and os.path.dirname(path) == directory]
         return len(viewers - {ALL_VIEWERS}) == len(viewers) == 1 and all(
             tree.shows(view, who, path) for path in inside for who in self._identities(view, viewers, tree, path)
@@ -509,7 +530,8 @@ class Oracle:
     def _identities(view: View, viewers: set[int], tree: Tree, *paths: str) -> Iterator[Caller]:
         """Return the identities that these callers may have: each in none, one or all of the groups that matter.
 
-        All callers are represented by the owners of what is on the way, and a stranger.
+        All callers are represented by the owners of what is on the way, and a stranger; the members of a group by the
+        same, but all in that group.
         """
         if view.fixed is not None:
             yield view.fixed
@@ -519,9 +541,14 @@ class Oracle:
         uids = {view.policy.ids["uid"].forward(ClientId(uid)) for uid in viewers if uid >= 0}
         if ALL_VIEWERS in viewers:
             uids |= {STRANGER, *(ServerId(info.st_uid) for info in infos)}
+        several = (frozenset[ServerId](), *(frozenset({gid}) for gid in gids), frozenset(gids))
         for uid in uids:
-            for groups in (frozenset[ServerId](), *(frozenset({gid}) for gid in gids), frozenset(gids)):
+            for groups in several:
                 yield Caller(uid, STRANGER, groups | {STRANGER})
+        for group in {group_of(Viewer(viewer)) for viewer in viewers if viewer < ALL_VIEWERS}:
+            for uid in {STRANGER, *(ServerId(info.st_uid) for info in infos)}:
+                for groups in several:
+                    yield Caller(uid, STRANGER, groups | {STRANGER, group})
 
     def _find(self, nodeid: int) -> tuple[int, View | None, Object | None]:
         nodes = self._filesystem.nodes
@@ -741,7 +768,7 @@ class CheckedFilesystem(Filesystem):
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         opened = await super().opendir(inode, ctx)
         if isinstance(opened, FileInfo):
-            self.oracle.readers[inode].add(ctx.uid)
+            self.oracle.note_reader(inode, ctx)
             if not opened.keep_cache:
                 self.oracle.changes(inode)
         return opened

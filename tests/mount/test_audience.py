@@ -115,6 +115,179 @@ def test_what_depends_on_groups_is_not_cached(scene: str, mount: MakeMount, user
     assert asked(m, before) >= 100
 
 
+TEAM = ("file", "work", "work/file")
+
+
+@pytest.fixture
+def team(tree: str) -> str:
+    """team is a group's directory, and so is what is in it; one file in it is one member's alone."""
+    put(os.path.join(tree, "team"), STRANGER, stat.S_IFDIR | 0o2770, gid=GROUP)
+    put(os.path.join(tree, "team/file"), OWNER, 0o660, gid=GROUP)
+    put(os.path.join(tree, "team/work"), OTHER, stat.S_IFDIR | 0o2770, gid=GROUP)
+    put(os.path.join(tree, "team/work/file"), OTHER, 0o640, gid=GROUP)
+    put(os.path.join(tree, "team/own"), OWNER, 0o600, gid=GROUP)
+    return tree
+
+
+def look_at_team(at: str) -> None:
+    os.chdir(at)
+    for _ in range(3):
+        for path in TEAM:
+            os.stat(path)
+            os.listdir(os.path.dirname(path) or ".")
+
+
+@pytest.mark.parametrize("words", ["", ",default_permissions"])
+@pytest.mark.usefixtures("figures_at_once")
+def test_a_directory_of_a_group_is_cached_for_its_members(
+    words: str, team: str, mount: MakeMount, user: MakeUser
+) -> None:
+    m = mount("-o", CLOAKED + words)
+    one, two, former, other = user(OWNER, OWNER, [GROUP]), user(OTHER, GROUP), user(OWNER), user(STRANGER + 1)
+    told()
+    for member in (one, two):
+        member.do(look_at_team, m.at("team"))
+    before = requests(m)
+    for member in (one, two):
+        for path in TEAM:
+            member.do(many, os.stat, path)
+    assert asked(m, before) <= 5
+    for stranger in (former, other):  # who are refused, and change nothing for the members
+        assert stranger.error(os.stat, m.at("team")) == errno.ENOENT
+        assert stranger.error(os.stat, m.at("team/file")) == errno.ENOENT
+        assert stranger.do(names, m.path) == []
+    assert two.error(os.stat, "own") == errno.ENOENT  # a file may be hidden from members, too
+    assert one.do(names, ".") == ["file", "own", "work"]
+    assert two.do(names, ".") == ["file", "work"]
+    before = requests(m)
+    two.do(many, os.stat, "file")
+    one.do(many, os.stat, "work/file")
+    assert asked(m, before) <= 5
+
+
+def _chmod_through(m: Mount, one: User) -> None:
+    one.do(os.chmod, m.at("team/file"), 0o600)
+
+
+def _chmod_behind(m: Mount, _: User) -> None:
+    os.chmod(m.real("team/file"), 0o600)
+
+
+def _chgrp_behind(m: Mount, _: User) -> None:
+    os.chown(m.real("team/file"), -1, STRANGER)
+
+
+def _close_the_directory(m: Mount, _: User) -> None:
+    os.chmod(m.real("team"), 0o2700)
+
+
+def _give_the_directory_away(m: Mount, _: User) -> None:
+    os.chown(m.real("team"), -1, STRANGER)
+
+
+def _move_it_away(m: Mount, _: User) -> None:
+    put(m.real("elsewhere"), STRANGER, stat.S_IFDIR | 0o700)
+    os.rename(m.real("team/file"), m.real("elsewhere/file"))
+
+
+HIDDEN_FROM_MEMBERS = (
+    _chmod_through, _chmod_behind, _chgrp_behind, _close_the_directory, _give_the_directory_away, _move_it_away,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("hide", HIDDEN_FROM_MEMBERS)
+@pytest.mark.usefixtures("kernel")
+def test_what_becomes_hidden_from_members(
+    hide: Callable[[Mount, User], None], team: str, mount: MakeMount, user: MakeUser
+) -> None:
+    m = mount("-o", CLOAKED)
+    one, two = user(OWNER, OWNER, [GROUP]), user(OTHER, GROUP)
+    told()
+    for member in (one, two):
+        member.do(look_at_team, m.at("team"))
+    hide(m, one)
+    if hide is not _chmod_through:
+        told()
+    assert two.error(os.stat, "file") in (errno.ENOENT, errno.ESTALE)
+    assert two.error(os.stat, m.at("team/file")) == errno.ENOENT
+
+
+def test_what_one_member_makes_for_itself(team: str, mount: MakeMount, user: MakeUser) -> None:
+    """A member that has listed a directory is told at once what is absent there; a hidden file is."""
+    os.unlink(os.path.join(team, "team/own"))
+    m = mount("-o", CLOAKED)
+    one, two = user(OWNER, OWNER, [GROUP]), user(OTHER, GROUP)
+    told()
+    for member in (one, two):
+        member.do(look_at_team, m.at("team"))
+        assert member.error(os.stat, "new") == errno.ENOENT
+    one.do(write, "new", b"mine")
+    one.do(os.chmod, "new", 0o600)
+    assert two.do(names, ".") == ["file", "work"]
+    assert two.error(os.stat, "new") == errno.ENOENT
+    assert one.do(names, ".") == ["file", "new", "work"]
+    one.do(os.chown, "new", -1, GROUP)
+    one.do(os.chmod, "new", 0o640)
+    assert two.do(names, ".") == ["file", "new", "work"]
+    assert two.do(read, "new") == b"mine"
+
+
+@pytest.mark.parametrize("through", [False, True])
+@pytest.mark.usefixtures("kernel", "figures_at_once")
+def test_others_who_get_to_know_the_directory_of_a_group(
+    through: bool, team: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """Nothing in it is cached any more before they are told, and nothing that they must not know later."""
+    m = mount("-o", CLOAKED)
+    leader, one, other = user(STRANGER, GROUP), user(OWNER, OWNER, [GROUP]), user(STRANGER + 1)
+    told()
+    for member in (leader, one):
+        member.do(look_at_team, m.at("team"))
+    if through:
+        leader.do(os.chmod, m.at("team"), 0o2775)
+    else:
+        os.chmod(m.real("team"), 0o2775)
+    for path in TEAM:
+        assert other.error(os.stat, m.at("team", path)) == errno.ENOENT
+    other.do(os.chdir, m.at("team"))
+    one.do(many, os.stat, "work/file")
+    assert other.error(os.stat, "file") == errno.ENOENT
+    assert other.error(os.stat, "work") == errno.ENOENT
+    assert other.do(names, ".") == []
+
+
+def test_a_file_that_leaves_the_directory_of_a_group(team: str, mount: MakeMount, user: MakeUser) -> None:
+    """By another name, others may get to know it, and who does not is told of no member's work."""
+    m = mount("-o", CLOAKED)
+    one, other = user(OWNER, OWNER, [GROUP]), user(STRANGER + 1)
+    told()
+    one.do(look_at_team, m.at("team"))
+    os.link(m.real("team/file"), m.real("published"))
+    os.chmod(m.real("published"), 0o664)
+    told()
+    other.do(os.stat, m.at("published"))
+    os.unlink(m.real("published"))
+    one.do(os.chmod, "file", 0o660)
+    one.do(many, os.stat, "file")
+    assert other.error(os.stat, m.at("team/file")) == errno.ENOENT
+    assert other.error(os.stat, m.at("published")) == errno.ENOENT
+
+
+@pytest.mark.usefixtures("figures_at_once")
+def test_a_home_is_not_the_directory_of_its_owners_group(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """What only the owner sees there is cached, as in any home."""
+    put(os.path.join(tree, "home"), OWNER, stat.S_IFDIR | 0o750, gid=GROUP)
+    put(os.path.join(tree, "home/own"), OWNER, 0o600, gid=GROUP)
+    m = mount("-o", CLOAKED)
+    owner = user(OWNER, GROUP)
+    told()
+    owner.do(os.chdir, m.at("home"))
+    owner.do(many, os.stat, "own")
+    before = requests(m)
+    owner.do(many, os.stat, "own")
+    assert asked(m, before) <= 5
+
+
 def test_an_absent_name_is_not_cached(scene: str, mount: MakeMount, user: MakeUser) -> None:
     """Something could be hidden there, since no caller has listed the directory (`test_listings`)."""
     m = mount("-o", CLOAKED)

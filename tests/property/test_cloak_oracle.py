@@ -115,3 +115,15 @@ def test_surely_admits_is_exact(
     in_and_out = frozenset({file[2]}), frozenset[int]()
     answers = {expected(defs, file, (caller, gids), exempt) for gids in in_and_out}
     assert CloakList(defs, exempt=exempt).condition(*file).surely_admits(caller) == (answers == {True})
+
+
+@given(st.lists(definitions, max_size=6), files, IDS, EXEMPT)
+@example(*HIDDEN_FROM_THE_GROUP, 3, frozenset())
+def test_surely_admits_members_is_exact(
+    defs: list[CloakDef], file: tuple[int, int, int], group: int, exempt: frozenset[int]
+) -> None:
+    """It says whether every uid with this group sees the file, with any other groups."""
+    in_and_out = frozenset({group, file[2]}), frozenset({group})
+    stranger = 7  # it owns nothing, and is not exempt
+    answers = {expected(defs, file, (caller, gids), exempt) for caller in (*range(7), stranger) for gids in in_and_out}
+    assert CloakList(defs, exempt=exempt).condition(*file).surely_admits_members(group) == (answers == {True})

@@ -10,11 +10,12 @@ from cloakfs.exportmode import LOCAL
 from cloakfs.identity import ServerId
 from cloakfs.kernelcache.audience import Audiences
 from cloakfs.policy import Policy
-from cloakfs.tree.objects import ALL_VIEWERS, NO_VIEWER, Directory, Viewer
+from cloakfs.tree.objects import ALL_VIEWERS, NO_VIEWER, Directory, Viewer, group_of, is_limited, members_of
 from cloakfs.view import View
 
 NOTHING: Any = None  # these questions are about the objects alone
 AUDIENCES = Audiences(NOTHING, NOTHING, LOCAL)
+TEAM, OTHER_TEAM = members_of(ServerId(3000), 0), members_of(ServerId(3001), 0)
 
 
 def directory(audience: Viewer, above: Viewer | None = ALL_VIEWERS, **what: bool) -> Directory:
@@ -38,6 +39,12 @@ def directory(audience: Viewer, above: Viewer | None = ALL_VIEWERS, **what: bool
         (5, 5, 5),
         (5, 6, ALL_VIEWERS),
         (5, ALL_VIEWERS, ALL_VIEWERS),
+        (5, TEAM, ALL_VIEWERS),
+        (NO_VIEWER, TEAM, TEAM),
+        (TEAM, TEAM, TEAM),
+        (TEAM, 5, ALL_VIEWERS),
+        (TEAM, OTHER_TEAM, ALL_VIEWERS),
+        (TEAM, NO_VIEWER, TEAM),
         (ALL_VIEWERS, NO_VIEWER, ALL_VIEWERS),
         (ALL_VIEWERS, 5, ALL_VIEWERS),
         (ALL_VIEWERS, ALL_VIEWERS, ALL_VIEWERS),
@@ -59,6 +66,9 @@ def test_an_audience_only_grows(audience: Viewer, viewer: Viewer, now: Viewer) -
         (5, 6, False),
         (5, ALL_VIEWERS, False),
         (5, NO_VIEWER, True),
+        (TEAM, TEAM, True),
+        (TEAM, 5, False),
+        (5, TEAM, False),
         (ALL_VIEWERS, 5, False),
         (ALL_VIEWERS, ALL_VIEWERS, False),
     ],
@@ -80,6 +90,8 @@ def test_only_its_audience_is_admitted_before_the_names_are_invalidated(
         (5, 5, False),
         (5, 6, True),
         (0, 6, True),
+        (TEAM, TEAM, False),
+        (TEAM, 6, True),
         (5, ALL_VIEWERS, True),
         (5, NO_VIEWER, False),
         (ALL_VIEWERS, 5, False),
@@ -130,6 +142,7 @@ class Judging(Policy):
 
 OPTIONS = parse_options("no_root_squash,cloak_list=uid +007 4001 4002")[0]
 LOWER: Any = object()
+ANN = Viewer(4002)
 
 
 def test_what_depends_on_groups_or_on_code_is_not_surely_seen() -> None:
@@ -138,15 +151,15 @@ def test_what_depends_on_groups_or_on_code_is_not_surely_seen() -> None:
 
     own, public, others = stat(0o40700, 4002), stat(0o40705, 4001), stat(0o40700, 4001)
     view = View(Policy(OPTIONS))
-    assert [AUDIENCES.is_visible_to_uid(view, ServerId(4002), info) for info in (own, public, others)] == [
+    assert [AUDIENCES.is_visible_to(view, ANN, ServerId(4002), info) for info in (own, public, others)] == [
         True,
         True,
         False,
     ]
     in_group = View(Policy(parse_options("cloak_list=uid +070 4001")[0]))
-    assert not AUDIENCES.is_visible_to_uid(in_group, ServerId(4002), stat(0o40770, 4001))
+    assert not AUDIENCES.is_visible_to(in_group, ANN, ServerId(4002), stat(0o40770, 4001))
     for other in (View(Forwarding(OPTIONS)), View(Judging(OPTIONS)), View(Policy(OPTIONS), lower=LOWER)):
-        assert not AUDIENCES.is_visible_to_uid(other, ServerId(4002), own)
+        assert not AUDIENCES.is_visible_to(other, ANN, ServerId(4002), own)
 
 
 @pytest.mark.parametrize(
@@ -174,3 +187,37 @@ def test_what_is_cached_for_one_caller_holds_as_long_as_it_surely_sees_it(
     info = linux.Stat((mode, 2, 3, 1, 4002, 4002, 0, 0, 0, 0))
     view = View(Policy(parse_options("no_root_squash,cloak_list=uid +007 4002")[0]))
     assert AUDIENCES.is_still_visible(view, obj, -1, info) is holds
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [0, 1, 1 << 40])
+@pytest.mark.parametrize("gid", [0, 1, 3000, (1 << 32) - 2])
+def test_a_group_as_an_audience(gid: int, policy: int) -> None:
+    audience = members_of(ServerId(gid), policy)
+    assert group_of(audience) == gid
+    assert is_limited(audience)
+    assert audience not in (members_of(ServerId(gid + 1), policy), members_of(ServerId(gid), policy + 1))
+    assert [is_limited(viewer) for viewer in (Viewer(0), NO_VIEWER, ALL_VIEWERS)] == [True, False, False]
+
+
+class Member:
+    """A caller in the group 3000 alone."""
+
+    def has_group(self, gid: int) -> bool:
+        return gid == 3000
+
+
+MEMBER: Any = Member()
+
+
+def test_who_stands_for_a_group() -> None:
+    audiences = Audiences(NOTHING, NOTHING, LOCAL, of_groups=True)
+    assert audiences.viewer_of(directory(TEAM), Viewer(5), MEMBER) == TEAM
+    assert audiences.viewer_of(directory(OTHER_TEAM), Viewer(5), MEMBER) == 5
+    assert audiences.viewer_of(directory(Viewer(6)), Viewer(5), MEMBER) == 5
+    assert audiences.viewer_of(directory(TEAM), NO_VIEWER, MEMBER) == NO_VIEWER
+    assert audiences.viewer_of(directory(TEAM), ALL_VIEWERS, MEMBER) == ALL_VIEWERS
+    audiences.reset()  # by another policy, whoever got to know the directory need not be a member
+    assert audiences.viewer_of(directory(TEAM), Viewer(5), MEMBER) == 5

@@ -102,6 +102,16 @@ def test_a_view_for_each_caller(
     assert found.content is not mode.ganesha
 
 
+@pytest.mark.parametrize("mode", SERVERS)
+def test_members_of_a_group(mode: ExportMode) -> None:
+    """Where a server makes the requests, it says which groups their callers have."""
+    found = of(mode, view_of(CLOAKED), by_groups=True)
+    seconds = 0 if mode.is_exported else HOUR
+    assert (found.names_for_members, found.attributes_for_members) == (seconds, seconds)
+    for none in (of(mode, view_of(CLOAKED)), of(mode, view_of(Proving()), by_groups=True)):
+        assert (none.names_for_members, none.attributes_for_members) == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("mode", "several", "at_top", "attributes", "of_top"),
     [
@@ -185,7 +195,9 @@ def all_reports() -> list[tuple[MountTraits, View, list[TreeMount], list[Fact]]]
     ):
         fixed, several, gated = views
         mode = replace(server, no_client_cache=no_client_cache, kernel_gate=gated)
-        traits = MountTraits(fixed, several, mode, xattrs, acls=xattrs and gated, keeps_listings=xattrs)
+        traits = MountTraits(
+            fixed, several, mode, xattrs, acls=xattrs and gated, keeps_listings=xattrs, by_groups=xattrs
+        )
         view = view_of(policy, fixed=fixed, below=below)
         found.append((traits, view, tree, facts(traits, view, tree)))
     return found
@@ -198,6 +210,8 @@ def test_what_is_said_is_what_the_answers_are_given_by() -> None:
     """Both come from one table. Here, each line is compared with what it says about the answers."""
     columns = {
         ("names", "in directories known to one"): "names_for_one",
+        ("names", "in directories known to members"): "names_for_members",
+        ("attributes", "of what is known to members"): "attributes_for_members",
         ("attributes", "of the top"): "attributes_of_top",
         ("absent names", "in directories known to one"): "negative_if_complete",
         ("names", "at the top"): "names_at_top",
