@@ -639,9 +639,8 @@ class Fact:
 
 
 _ONE = "in directories known to one caller only"
-_COMPLETE = (
-    "in directories known to one caller, or to members of one group, only, and that show all their entries to it"
-)
+_SHOWN = "and that show all their entries to it"
+_COMPLETE = f"{_ONE}, {_SHOWN}"
 
 _WORDS: Mapping[tuple[CacheKind, CacheScope], str] = {
     (CacheKind.NAMES, CacheScope.ONE): _ONE,
@@ -672,8 +671,7 @@ def _words(case: CacheCase, rule: Rule, others: Sequence[Rule]) -> str:
         if rule.what is CacheKind.XATTRS and case.traits.acls:
             words = "other than POSIX ACLs"
     elif _per_caller(case):
-        if rule.of is CacheScope.ALL:
-            words = _words_of_all(case, rule.what) or words
+        words = _words_per_caller(case, rule) or words
         if rule.what is CacheKind.ATTRIBUTES and case.traits.mode.passes_handles:
             if rule.of is CacheScope.ONE:
                 words = _ONE
@@ -682,9 +680,12 @@ def _words(case: CacheCase, rule: Rule, others: Sequence[Rule]) -> str:
     return words
 
 
-def _words_of_all(case: CacheCase, what: CacheKind) -> str:
-    """Return what is the same for all callers in a caller view."""
-    if what not in (CacheKind.NAMES, CacheKind.ATTRIBUTES, CacheKind.ABSENT):
+def _words_per_caller(case: CacheCase, rule: Rule) -> str:
+    """Return of which objects a row is, if other words have to say that for a caller view."""
+    what = rule.what
+    if rule.of is CacheScope.COMPLETE and what is CacheKind.ABSENT and _for_members(case):
+        return f"in directories known to one caller, or one group, only, {_SHOWN}"
+    if rule.of is not CacheScope.ALL or what not in (CacheKind.NAMES, CacheKind.ATTRIBUTES, CacheKind.ABSENT):
         return ""
     if what is not CacheKind.ABSENT and _by_plugin(case):
         return "of what the plug-in shows to all (same_for_all), and all can reach"

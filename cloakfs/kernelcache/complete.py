@@ -11,7 +11,8 @@ While there is a proof, the kernel may cache two things of the directory for thi
 - *The entries*, where pyfuse3 supports it (contrib/pyfuse3). The kernel caches them with the directory, returns them on
   descriptors that OPENDIR has opened with FOPEN_CACHE_DIR, and adds to them what READDIR returns there. So the daemon
   decides at each OPENDIR who gets at them, and checks permission each time. If it has to reply on such a descriptor
-  without a proof, or to another caller, it invalidates the entries again.
+  without a proof, or to another caller, it invalidates the entries again. Until then, another member of a group could
+  be given what only this one sees, so for groups they are not cached.
 
 None of this is done for directories that others know: an entry that one caller sees could then be shown to another one
 for a moment.
@@ -163,6 +164,8 @@ class CompleteDirectories:
         if not may or not self._is_proven(at) or self._is_busy(directory):
             return False, False
         assert directory.proof is not None
+        if directory.proof.audience < 0:
+            return False, False
         had, directory.proof.is_in_kernel = directory.proof.is_in_kernel, True
         return True, had
 

@@ -54,6 +54,8 @@ def furnish(tree: str) -> None:
     put(os.path.join(tree, "open/shared"), OWNER, 0o640, gid=GROUP)
     put(os.path.join(tree, "closed"), OWNER, stat.S_IFDIR | 0o750, gid=GROUP)
     put(os.path.join(tree, "closed/file"), OWNER, 0o644)
+    put(os.path.join(tree, "closed/team"), STRANGER, stat.S_IFDIR | 0o2770, gid=GROUP)
+    put(os.path.join(tree, "closed/team/file"), STRANGER, 0o660, gid=GROUP)
     put(os.path.join(tree, "home"), OTHER, stat.S_IFDIR | 0o700)
     put(os.path.join(tree, "home/secret"), OTHER, 0o600)
     put(os.path.join(tree, "home/inner"), OTHER, stat.S_IFDIR | 0o700)
@@ -229,6 +231,10 @@ def _figures(figures_at_once: None) -> None:
     """Requests can be counted without waiting for long."""
 
 
+OF_MEMBERS = (
+    names(HOUR, "closed/team/file", "in directories known to members of one group"),
+    attributes(HOUR, "closed/team/file", "of what is known to members of one group"),
+)
 PUBLIC_NAMES = (names(HOUR, "open/public", ALL), names(HOUR, "home/secret", ONE), names(0, "open/shared", ELSE))
 PUBLIC_ATTRIBUTES = (
     attributes(HOUR, "open/public", ALL),
@@ -243,6 +249,7 @@ def test_each_caller(scene: str, mount: MakeMount, user: MakeUser) -> None:
     agree(
         m,
         user(OTHER, GROUP),
+        *OF_MEMBERS,
         *PUBLIC_NAMES,
         *PUBLIC_ATTRIBUTES,
         *LISTINGS_OF_HOMES,
@@ -257,6 +264,7 @@ def test_each_caller_where_nothing_is_hidden(scene: str, mount: MakeMount, user:
     agree(
         m,
         user(OTHER, GROUP),
+        *OF_MEMBERS,
         names(HOUR, "open/shared", REACHED),
         names(HOUR, "home/inner/secret", ONE),
         names(0, "home/secret", ELSE),  # all are told of a home that all can see
@@ -276,7 +284,7 @@ def test_each_caller_where_nothing_is_hidden(scene: str, mount: MakeMount, user:
 def test_without_extended_attributes(scene: str, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", f"{CLOAKED},noxattr")
     none = Claim("extended attributes", "", None, "open/public")
-    facts = (*PUBLIC_NAMES, *PUBLIC_ATTRIBUTES, *LISTINGS_OF_HOMES, *ABSENT_IN_HOMES, CONTENT, none)
+    facts = (*OF_MEMBERS, *PUBLIC_NAMES, *PUBLIC_ATTRIBUTES, *LISTINGS_OF_HOMES, *ABSENT_IN_HOMES, CONTENT, none)
     agree(m, user(OTHER, GROUP), *facts)
 
 
@@ -285,6 +293,7 @@ def test_no_client_cache(scene: str, mount: MakeMount, user: MakeUser) -> None:
     agree(
         m,
         user(OTHER, GROUP),
+        *OF_MEMBERS,
         *PUBLIC_NAMES,
         *PUBLIC_ATTRIBUTES[:2],
         attributes(0, "open/shared", ELSE),
@@ -510,7 +519,7 @@ def test_another_file_system_in_the_tree(base: str, scene: str, mount: MakeMount
         member = user(OTHER, GROUP)
         stack.callback(member.close)
         homes = (*LISTINGS_OF_HOMES, *ABSENT_IN_HOMES)
-        agree(m, member, *PUBLIC_NAMES, *PUBLIC_ATTRIBUTES, *homes, CONTENT, XATTRS)
+        agree(m, member, *OF_MEMBERS, *PUBLIC_NAMES, *PUBLIC_ATTRIBUTES, *homes, CONTENT, XATTRS)
         other = (
             names(0, "open/public"),
             attributes(BRIEF, "open/public", ELSE),

@@ -197,7 +197,9 @@ paths = st.lists(st.sampled_from("ab"), min_size=1, max_size=3).map("/".join)
 # Not sticky and set-id at once: when its owner writes to such a file, FUSE's kernel asks for both to be dropped, as a
 # chmod(2) would.
 modes = st.one_of(
-    st.sampled_from([0o644, 0o600, 0o666, 0o755, 0o700, 0o777, 0o4755, 0o2775, 0o1777, 0o111, 0o040, 0o004, 0]),
+    st.sampled_from(
+        [0o644, 0o600, 0o666, 0o755, 0o700, 0o777, 0o2770, 0o770, 0o660, 0o4755, 0o2775, 0o1777, 0o111, 0o040, 0o004, 0]
+    ),
     st.integers(0, 0o7777).map(lambda mode: mode & ~0o1000 if mode & 0o6000 else mode),
 )
 callers = st.integers(0, len(CALLERS) - 1)
