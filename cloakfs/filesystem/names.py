@@ -21,7 +21,7 @@ from ..tree.find import ABSENT, HIDDEN, Found, Missing
 from ..tree.index import Unstored
 from ..tree.mounts import TooSoon
 from ..tree.nodes import OBJECT_BITS
-from ..tree.objects import ROOT, Descriptor, Directory, Object, Stale, dev_ino
+from ..tree.objects import ALL_VIEWERS, ROOT, Descriptor, Directory, Object, Stale, dev_ino
 from ..tree.registry import known_entry, unlist
 from ..tree.request import Request
 from ..tree.visibility import attrs_of, is_entry_visible, is_new_entry_visible, note_not_made
@@ -137,7 +137,7 @@ class NameOperations(Core):
                 return self._absent(at, name, found)
             obj, info = found
             if stat.S_ISDIR(info.st_mode):
-                viewer = self.cache.viewer_of(obj, at.viewer, at.who)
+                viewer = at.viewer if obj.audience >= ALL_VIEWERS else self.cache.viewer_of(obj, at.viewer, at.who)
                 if (pending := self.cache.admit(at.number, obj, viewer)) is not None:
                     await pending
                     continue

@@ -10,7 +10,7 @@ from .. import linux
 from ..exportmode import ExportMode
 from ..kernelcache.cache import KernelCache
 from ..tree.nodes import OBJECT_BITS, Nodes
-from ..tree.objects import Object, Stale
+from ..tree.objects import ALL_VIEWERS, Object, Stale
 from ..tree.request import SET_ID, Request
 from ..tree.visibility import attrs_of
 from ..view import KernelCheckedCaller, View
@@ -112,7 +112,7 @@ class Replies:
             Stale: it is a directory in which the kernel caches names for another caller.
         """
         if stat.S_ISDIR(info.st_mode):
-            viewer = self._cache.viewer_of(obj, at.viewer, at.who)
+            viewer = at.viewer if obj.audience >= ALL_VIEWERS else self._cache.viewer_of(obj, at.viewer, at.who)
             if self._cache.admit(at.number, obj, viewer) is not None:
                 raise Stale  # what was just made has been replaced; a LOOKUP waits until it is ready
         entry = self.entry(at, name, obj, info)
