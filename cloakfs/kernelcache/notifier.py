@@ -46,8 +46,8 @@ InThread = Callable[..., Awaitable[object]]
 
 # How often to look for stalled directories, and to invalidate attributes once more.
 AGAIN_SECONDS = 0.1
-# For how long after a lock was granted the attributes of the file are not invalidated once more.
-LOCKED_SECONDS = 1.0
+# For how long after a lock was granted the attributes of the file are not invalidated once more: its owner may be slow.
+LOCKED_SECONDS = 10.0
 # Only a few threads work: more would keep the session loop from the processor. (That a thread waits for a lock shows in
 # the time that one name takes it; many names take long as well.)
 _FEW_THREADS = 1 if len(os.sched_getaffinity(0)) <= 2 else 2
@@ -171,6 +171,10 @@ class _Pages:
         """See that the thread does not begin with this file any more."""
         with contextlib.suppress(ValueError):
             self.nodeids.remove(nodeid)
+
+    def is_busy_with(self, nodeid: int) -> bool:
+        """Whether the thread has begun with this file, and is not done."""
+        return self._current == nodeid and self._busy.locked()
 
     def wait_for(self, nodeid: int) -> None:
         """If the thread has begun with this file, wait until it is done."""
@@ -398,13 +402,15 @@ class Notifier:
         if nodeid in self._recent:
             _invalidate_attributes(nodeid)
         self._locked[nodeid] = trio.current_time() + LOCKED_SECONDS
+        # It may be in a queue once more although a thread that began later than that was asked for is done with it.
+        self._pages.discard(nodeid)
+        for pages in self._pages_running:
+            pages.remove(nodeid)
         count = self._outdated.get(nodeid)
-        if count is not None:
-            self._pages.discard(nodeid)
-            for pages in self._pages_running:
-                pages.remove(nodeid)
+        if count is not None or any(pages.is_busy_with(nodeid) for pages in self._pages_running):
             await in_thread(_invalidate_pages_after, nodeid, list(self._pages_running))
-            self._note_done([nodeid], {nodeid: count})
+            if count is not None:
+                self._note_done([nodeid], {nodeid: count})
 
     def _note_done(self, nodeids: list[int], wanted: dict[int, int]) -> None:
         for nodeid in nodeids:

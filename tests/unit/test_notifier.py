@@ -201,3 +201,43 @@ def test_a_thread_that_has_many_names_does_not_wait(monkeypatch: pytest.MonkeyPa
 
     run(test, replace(STANDARD, notify_threads=2, notify_patience_seconds=1000.0))
     assert most == 0
+
+
+class _Between(trio.abc.Instrument):
+    """Calls a function once, before a task that invalidates pages takes its first step."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+        self.has_called = False
+        self.is_done = False
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        if "pages" in task.name and not self.has_called:
+            self.has_called = True
+            self._call()
+
+    def task_exited(self, task: trio.lowlevel.Task) -> None:
+        self.is_done |= "pages" in task.name
+
+
+def test_nothing_is_invalidated_once_a_file_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even what was asked for a second time before a thread began, which then did it for both."""
+    asked: list[int] = []
+    monkeypatch.setattr(notifier, "invalidate_pages", asked.append)
+
+    async def in_thread(call: Callable[..., object], *arguments: object) -> object:
+        return await trio.to_thread.run_sync(call, *arguments)
+
+    async def test(files: Notifier) -> None:
+        between = _Between(lambda: files.invalidate_pages(HELD))
+        trio.lowlevel.add_instrument(between)
+        files.invalidate_pages(HELD)
+        await wait_in_loop(lambda: between.is_done)
+        await files.confirm(HELD, in_thread)
+        until_locked = list(asked)
+        files.invalidate_pages(OTHER)
+        await wait_in_loop(lambda: OTHER in asked)
+        assert until_locked == [HELD]
+        assert asked == [HELD, OTHER]
+
+    run(test)
