@@ -193,6 +193,28 @@ class Invalidation:
         for number in set(obj.open_files.values()):
             self.notifier.invalidate_pages(self._nodes.nodeid(number, obj))
 
+    def closed(self, obj: Object) -> None:
+        """Invalidate what a program may have written through a mapping: it has closed a file that it could write to.
+
+        Mostly, it has not. Who has just locked the file may be asking for its end; so there, this waits
+        (`Notifier.confirm`).
+        """
+        nodeids = {number: self._nodes.nodeid(number, obj) for number in obj.open_files.values()}
+        locked = {number for number, nodeid in nodeids.items() if self.notifier.was_locked(nodeid)}
+        if not locked:
+            self.invalidate_content(obj)
+            return
+        obj.content = None
+        for number in obj.cached_in - locked:
+            self.notifier.invalidate_attributes(
+                self._nodes.nodeid(number, obj), None if obj.parent is None else self._nodes.nodeid(number, obj.parent)
+            )
+        for number, nodeid in nodeids.items():
+            if number in locked:
+                self.notifier.invalidate_after_lock(nodeid)
+            elif not obj.backing:
+                self.notifier.invalidate_pages(nodeid)
+
     def invalidate_pages(self, number: int, obj: Object) -> None:
         """Invalidate pages that the kernel has because it wrote them, although the file now contains something else."""
         obj.content = None

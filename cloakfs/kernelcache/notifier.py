@@ -223,6 +223,7 @@ class Notifier:
         self.stalled: set[int] = set()
         self._recent: set[int] = set()  # nodeids whose attributes are invalidated once more
         self._locked: dict[int, float] = {}  # nodeids with the times until which their attributes are not repeated
+        self._after_lock: set[int] = set()  # nodeids whose attributes and pages are to be invalidated later than that
         self._pages: set[int] = set()
         self._pages_running: list[_Pages] = []
         # Pages that are not known to be invalidated yet, each with the number of the time that this was asked for.
@@ -399,6 +400,8 @@ class Notifier:
             nodeid: of a file that is open.
             in_thread: waits for a call in a thread of the caller's share.
         """
+        if nodeid in self._after_lock:
+            self._invalidate_now(nodeid)
         if nodeid in self._recent:
             _invalidate_attributes(nodeid)
         self._locked[nodeid] = trio.current_time() + LOCKED_SECONDS
@@ -411,6 +414,19 @@ class Notifier:
             await in_thread(_invalidate_pages_after, nodeid, list(self._pages_running))
             if count is not None:
                 self._note_done([nodeid], {nodeid: count})
+
+    def was_locked(self, nodeid: int) -> bool:
+        """Whether a lock of this file was granted just now."""
+        return self._locked.get(nodeid, 0.0) > trio.current_time()
+
+    def invalidate_after_lock(self, nodeid: int) -> None:
+        """Invalidate attributes and pages when the file is locked the next time, or has not been for a while."""
+        self._after_lock.add(nodeid)
+
+    def _invalidate_now(self, nodeid: int) -> None:
+        self._after_lock.discard(nodeid)
+        self.invalidate_attributes(nodeid, None)
+        self.invalidate_pages(nodeid)
 
     def _note_done(self, nodeids: list[int], wanted: dict[int, int]) -> None:
         for nodeid in nodeids:
@@ -583,6 +599,8 @@ class Notifier:
         """
         now = trio.current_time()
         self._locked = {nodeid: until for nodeid, until in self._locked.items() if until > now}
+        for nodeid in self._after_lock - self._locked.keys():
+            self._invalidate_now(nodeid)
         recent, self._recent = self._recent, set()
         for done, nodeid in enumerate(recent, 1):
             if nodeid in self._locked:

@@ -71,10 +71,14 @@ def check_log(top: str, done: int) -> str:
 
 
 def use_records(top: str, who: str, until: float) -> int:
-    """Write records of one size where the file ends, each under a lock, without O_APPEND."""
+    """Write records of one size where the file ends, each under a lock, without O_APPEND.
+
+    Before that, open and close the file, as a program does that does not get the lock.
+    """
     done = 0
     fd = os.open(f"{top}/records", os.O_RDWR)
     while time.time() < until:
+        os.close(os.open(f"{top}/records", os.O_RDWR))
         fcntl.lockf(fd, fcntl.LOCK_EX)
         os.lseek(fd, 0, os.SEEK_END)
         os.write(fd, f"{who} {done}".encode().ljust(_RECORD))

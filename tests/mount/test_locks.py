@@ -8,6 +8,7 @@ import contextlib
 import errno
 import fcntl
 import itertools
+import mmap
 import os
 import signal
 import struct
@@ -474,8 +475,30 @@ def test_a_database_and_a_log_in_several_places() -> None:
 
 
 def test_the_end_of_a_file_under_a_lock() -> None:
-    """lseek(2) with SEEK_END asks for the size; invalidated meanwhile, the kernel would go on with the old one."""
+    """lseek(2) with SEEK_END asks for the size; invalidated meanwhile, the kernel would go on with the old one.
+
+    Not even by others who close the file.
+    """
     assert campaign.run(["records"], 6)["records"][1] == ""
+
+
+@pytest.mark.parametrize("locks_again", [True, False])
+def test_what_a_mapping_wrote_while_the_file_was_locked(*, locks_again: bool, file: str, mount: MakeMount) -> None:
+    """That a file was closed is put off for who has a lock, but not for long."""
+    m = mount()
+    os.truncate(m.real(file), mmap.PAGESIZE)
+    with User(UID) as one:
+        holder = Actor(one, m.at(file))
+        assert holder.try_lock("flock", WRITE) == "done"
+        assert one.do(os.pread, holder.fd, 5, 0) != b"other"
+        with open(m.real(file), "r+b") as real, mmap.mmap(real.fileno(), 0) as mapped:
+            mapped[:5] = b"other"
+        if locks_again:
+            assert holder.try_lock("flock", NONE) == "done"
+            assert holder.try_lock("flock", READ) == "done"
+            assert one.do(os.pread, holder.fd, 5, 0) == b"other"
+        else:
+            wait_until(lambda: one.do(os.pread, holder.fd, 5, 0) == b"other")
 
 
 @pytest.mark.usefixtures("figures_at_once")
