@@ -1,7 +1,8 @@
 """Uses an SQLite database, a mailbox, a git repository and a log through two mounts and on the real tree at once.
 
 Each place has processes that write with locks, as the programs do by themselves. Afterwards, nothing may be missing,
-double or damaged: each process counts what it has added.
+double or damaged: each process counts what it has added. With `--exports`, two NFSv4 clients use two exports as well:
+`scripts/campaign guest locks --exports`.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import contextlib
 import fcntl
 import mailbox
 import os
+import random
 import shutil
 import sqlite3
 import subprocess
@@ -17,16 +19,52 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from bench.lab.guest import inside
+from bench.lab.nfshost import NfsHost
+from cloakfs.nfs.plan import mount_name
 from cloakfs.state.runtime import STATE_DIR
 from tests.agents import User
 from tests.mount.conftest import Mount, mounted
+from tests.nfs.knfsd.fixtures import Service, Share, nfs_mounted, second_host, without_nfsv3
+from tests.waiting import wait_until
 
 UID = 3001
 _SETTINGS = ("user.name=locks", "user.email=locks@example.invalid", "gc.auto=0", "safe.directory=*")
 _RECORD = 32
 _GIT = ["git", *(word for setting in _SETTINGS for word in ("-c", setting))]
+
+
+_PATIENCE = 300.0
+_SERVED = "/srv/cloakfs"
+
+Lock = Callable[[int], None]
+
+
+class Found(NamedTuple):
+    """How often a work was done in each place, and what is wrong afterwards."""
+
+    done: dict[str, int]
+    problem: str
+
+
+def wait_for_lock(fd: int) -> None:
+    """Lock a file; the kernel queues those who wait."""
+    fcntl.lockf(fd, fcntl.LOCK_EX)
+
+
+def ask_for_lock(fd: int) -> None:
+    """Lock a file without ever standing in the queue, as SQLite does: no NFS client would get past it."""
+    wait_until(lambda: _has_locked(fd), _PATIENCE, every=random.uniform(0.001, 0.02))
+
+
+def _has_locked(fd: int) -> bool:
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
 
 
 def use_sqlite(top: str, who: str, until: float) -> int:
@@ -52,12 +90,12 @@ def check_sqlite(top: str, done: int) -> str:
     return "" if (health, total, lines) == ("ok", done, done) else f"{health}; sum {total}, lines {lines}, done {done}"
 
 
-def use_log(top: str, who: str, until: float) -> int:
+def use_log(top: str, who: str, until: float, lock: Lock = wait_for_lock) -> int:
     """Append lines, each under a lock."""
     done = 0
     fd = os.open(f"{top}/log", os.O_RDWR | os.O_APPEND)
     while time.time() < until:
-        fcntl.lockf(fd, fcntl.LOCK_EX)
+        lock(fd)
         os.write(fd, f"{who} {done}\n".encode())
         fcntl.lockf(fd, fcntl.LOCK_UN)
         done += 1
@@ -70,7 +108,7 @@ def check_log(top: str, done: int) -> str:
     return "" if len(set(lines)) == len(lines) == done else f"{len(lines)} lines, {len(set(lines))} of them different"
 
 
-def use_records(top: str, who: str, until: float) -> int:
+def use_records(top: str, who: str, until: float, lock: Lock = wait_for_lock) -> int:
     """Write records of one size where the file ends, each under a lock, without O_APPEND.
 
     Before that, open and close the file, as a program does that does not get the lock.
@@ -79,7 +117,7 @@ def use_records(top: str, who: str, until: float) -> int:
     fd = os.open(f"{top}/records", os.O_RDWR)
     while time.time() < until:
         os.close(os.open(f"{top}/records", os.O_RDWR))
-        fcntl.lockf(fd, fcntl.LOCK_EX)
+        lock(fd)
         os.lseek(fd, 0, os.SEEK_END)
         os.write(fd, f"{who} {done}".encode().ljust(_RECORD))
         fcntl.lockf(fd, fcntl.LOCK_UN)
@@ -153,7 +191,7 @@ def check_git(top: str, done: int) -> str:
     return "" if not found.returncode and commits == done else f"{found.stderr.strip()}; {commits} commits, {done} made"
 
 
-WORK: dict[str, tuple[Callable[[str, str, float], int], Callable[[str, int], str]]] = {
+WORK: dict[str, tuple[Callable[..., int], Callable[[str, int], str]]] = {
     "sqlite": (use_sqlite, check_sqlite),
     "log": (use_log, check_log),
     "records": (use_records, check_records),
@@ -161,6 +199,10 @@ WORK: dict[str, tuple[Callable[[str, str, float], int], Callable[[str, int], str
     "maildir": (use_maildir, check_maildir),
     "git": (use_git, check_git),
 }
+_LOCKS_BY_ITSELF = ("log", "records")
+
+# One processor does all of it: without this, NFS clients would get to do almost nothing.
+_NICE = {"tree": 19, "one": 10, "two": 10}
 
 
 def prepare(top: str) -> None:
@@ -180,42 +222,72 @@ def prepare(top: str) -> None:
 
 
 @contextlib.contextmanager
-def places() -> Iterator[list[str]]:
-    """Yield where one directory can be used: on the real tree, and in two mounts."""
+def places(exports: bool) -> Iterator[dict[str, str]]:
+    """Yield where one directory can be used: on the real tree, in two mounts, and by two NFS clients if wanted."""
     base = tempfile.mkdtemp(prefix="cloakfs-test-")
     mounts: list[Mount] = []
     try:
         os.chmod(base, 0o755)
-        top = f"{base}/tree/shared"
-        os.makedirs(top)
-        os.chown(top, UID, UID)
+        tree = f"{base}/tree"
+        os.makedirs(f"{tree}/shared")
+        os.chown(f"{tree}/shared", UID, UID)
         with contextlib.ExitStack() as stack:
+            tops = {"tree": tree}
             for name in ("one", "two"):
                 os.mkdir(f"{base}/{name}")
-                mounts.append(stack.enter_context(mounted(f"{base}/tree", f"{base}/{name}")))
-            yield [top, *(mount.at("shared") for mount in mounts)]
+                mounts.append(stack.enter_context(mounted(tree, f"{base}/{name}")))
+                tops[name] = mounts[-1].path
+            if exports:
+                tops |= stack.enter_context(clients(tree))
+            yield {name: f"{top}/shared" for name, top in tops.items()}
     finally:
         shutil.rmtree(base)
         for mount in mounts:
             shutil.rmtree(os.path.join(STATE_DIR, mount.key), ignore_errors=True)
 
 
-def run(work: list[str], seconds: float) -> dict[str, tuple[int, str]]:
+@contextlib.contextmanager
+def clients(tree: str) -> Iterator[dict[str, str]]:
+    """Export a tree twice, and mount it on two client machines; yield where."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.closing(NfsHost()))
+        stack.enter_context(without_nfsv3())
+        service = stack.enter_context(contextlib.closing(Service()))
+        shares = {
+            addresses: Share(service, "locks", tree, f"{_SERVED}/{mount_name(tree, addresses)}")
+            for addresses in ("127.0.0.0/8", "10.9.0.0/24")
+        }
+        service.write("locks", "".join(f"{tree} {addresses}(insecure,rw)\n" for addresses in shares))
+        service.take_over()
+        netns = stack.enter_context(second_host())
+        here, there = shares.values()
+        # An error of a server that is only slow would be taken for a loss.
+        yield {
+            "NFSv4.2": stack.enter_context(nfs_mounted(here, "4.2", "hard")),
+            "NFSv4.0": stack.enter_context(nfs_mounted(there, "4.0", "hard", host="10.9.0.1", netns=netns)),
+        }
+        for share in shares.values():
+            assert "ERROR" not in share.log, share.log
+
+
+def run(work: list[str], seconds: float, *, exports: bool = False) -> dict[str, Found]:
     """Return for each work how often it was done, and what is wrong afterwards."""
-    with places() as tops, contextlib.ExitStack() as stack:
+    with places(exports) as tops, contextlib.ExitStack() as stack:
+        real = tops["tree"]
         with User(UID) as first:
-            first.do(prepare, tops[0])
-        users = [
-            (name, number, stack.enter_context(User(UID)), top) for name in work for number, top in enumerate(tops)
-        ]
+            first.do(prepare, real)
+        users = [(name, place, stack.enter_context(User(UID)), top) for name in work for place, top in tops.items()]
         until = time.time() + seconds
-        for name, number, user, top in users:
-            user.do(os.putenv, "HOME", tops[0])
-            user.start(WORK[name][0], top, f"{name}-{number}", until)
-        done = dict.fromkeys(work, 0)
-        for name, _, user, _ in users:
-            done[name] += user.answer_within(seconds + 300)
-        return {name: (done[name], WORK[name][1](tops[0], done[name])) for name in work}
+        for name, place, user, top in users:
+            user.do(os.putenv, "HOME", real)
+            if exports:
+                user.do(os.nice, _NICE.get(place, 0))
+            how = [ask_for_lock] if exports and name in _LOCKS_BY_ITSELF else []
+            user.start(WORK[name][0], top, f"{name}-{place}", until, *how)
+        done: dict[str, dict[str, int]] = {name: {} for name in work}
+        for name, place, user, _ in users:
+            done[name][place] = user.answer_within(seconds + _PATIENCE)
+        return {name: Found(done[name], WORK[name][1](real, sum(done[name].values()))) for name in work}
 
 
 def main() -> int:
@@ -223,10 +295,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/campaign locks", description=__doc__)
     parser.add_argument("--seconds", type=float, default=300.0, help="(default: %(default)s)")
     parser.add_argument("--work", action="append", choices=sorted(WORK), help="(default: all)")
+    parser.add_argument("--exports", action="store_true", help="by two clients of two exports, too; in a guest")
     words = parser.parse_args()
-    found = run(words.work or list(WORK), words.seconds)
+    if words.exports and not inside():
+        parser.error("--exports needs an NFS server of its own: scripts/campaign guest locks --exports")
+    found = run(words.work or list(WORK), words.seconds, exports=words.exports)
     for name, (done, problem) in found.items():
-        print(f"{name}: {done:,} times, {problem or 'intact'}")
+        each = ", ".join(f"{place} {count:,}" for place, count in done.items())
+        print(f"{name}: {sum(done.values()):,} times ({each}), {problem or 'intact'}")
     return int(any(problem for _, problem in found.values()))
 
 

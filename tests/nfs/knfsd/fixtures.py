@@ -1,6 +1,7 @@
 """Fixtures of the tests that run in the guest: its NFS server, a service of cloakfs, and client mounts."""
 
 import contextlib
+import fcntl
 import itertools
 import os
 import shutil
@@ -16,6 +17,7 @@ import pytest
 from bench.lab import nfsexports
 from bench.lab.nfshost import NfsHost, drop_caches, sh
 from cli.export import _order
+from cloakfs.nfs import nfsdrestart
 from cloakfs.nfs.plan import mount_name
 from cloakfs.state.runtime import RUN_DIR, mount_key, mounted
 from tests.mount.conftest import COMMAND, user
@@ -32,6 +34,27 @@ def nfs_host() -> Iterator[NfsHost]:
     made = NfsHost()
     yield made
     made.close()
+
+
+@contextlib.contextmanager
+def without_nfsv3() -> Iterator[None]:
+    """Restart the server's threads without NFSv3 meanwhile, so that locks are locks on the real tree."""
+    threads = str(sum(nfsdrestart.current_config().threads))
+    _restart("--no-nfs-version", threads)
+    try:
+        yield
+    finally:
+        _restart("--nfs-version", threads)
+
+
+def _restart(option: str, threads: str) -> None:
+    """Restart the server with or without NFSv3; the services of this machine wait, and do not start it themselves."""
+    command = ["rpc.nfsd", option, "3", threads]
+    os.makedirs(RUN_DIR, exist_ok=True)
+    with open(f"{RUN_DIR}/nfsd.lock", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sh("rpc.nfsd", "0")
+        wait_until(lambda: subprocess.run(command, check=False, capture_output=True).returncode == 0)
 
 
 class Service:
@@ -171,9 +194,9 @@ def mount_nfs() -> Iterator[Callable[..., str]]:
         yield lambda *arguments, **more: stack.enter_context(nfs_mounted(*arguments, **more))
 
 
-@pytest.fixture(scope="session")
-def client_host() -> Iterator[str]:
-    """A second client machine: a network namespace that reaches the server at 10.9.0.1."""
+@contextlib.contextmanager
+def second_host() -> Iterator[str]:
+    """Make a second client machine: a network namespace, 10.9.0.2, that reaches the server at 10.9.0.1."""
     sh("ip", "netns", "add", "client2")
     sh("ip", "link", "add", "veth0", "type", "veth", "peer", "name", "veth1", "netns", "client2")
     sh("ip", "addr", "add", "10.9.0.1/24", "dev", "veth0")
@@ -184,5 +207,14 @@ def client_host() -> Iterator[str]:
     # By its name, the host's, the server would take it for the same client.
     name = "mount -t sysfs sysfs /sys && echo client2 >/sys/fs/nfs/net/nfs_client/identifier"
     sh("nsenter", "--net=/run/netns/client2", "unshare", "--mount", "sh", "-c", name)
-    yield "client2"
-    sh("ip", "netns", "del", "client2")
+    try:
+        yield "client2"
+    finally:
+        sh("ip", "netns", "del", "client2")
+
+
+@pytest.fixture(scope="session")
+def client_host() -> Iterator[str]:
+    """A second client machine (`second_host`)."""
+    with second_host() as name:
+        yield name

@@ -1,9 +1,7 @@
 """Locks of NFSv4 clients are locks on the real tree, where the server does not serve NFSv3."""
 
-import fcntl
 import json
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,40 +10,17 @@ from typing import Any
 import pyfuse3
 import pytest
 
-from cloakfs.nfs import nfsdrestart
 from cloakfs.nfs.plan import mount_name
-from cloakfs.state.runtime import RUN_DIR
 from tests.agents import User
 from tests.mount.test_locks import NONE, READ, SECONDS, WRITE, Actor, locks_of_status
-from tests.nfs.knfsd.fixtures import EXPORTS, Share, nfs_mounted, sh
+from tests.nfs.knfsd.fixtures import EXPORTS, Share, nfs_mounted, without_nfsv3
 from tests.nfs.reloads import run
-from tests.waiting import wait_until
 
 ANN = 1000
 
 pytestmark = pytest.mark.skipif(
     not hasattr(pyfuse3, "FileLock"), reason="this pyfuse3 is not patched (scripts/setup --patched-pyfuse3)"
 )
-
-
-@contextmanager
-def without_nfsv3() -> Iterator[None]:
-    """Restart the server's threads without NFSv3 meanwhile."""
-    threads = str(sum(nfsdrestart.current_config().threads))
-    _restart("--no-nfs-version", threads)
-    try:
-        yield
-    finally:
-        _restart("--nfs-version", threads)
-
-
-def _restart(option: str, threads: str) -> None:
-    """Restart the server with or without NFSv3; the services of this machine wait, and do not start it themselves."""
-    command = ["rpc.nfsd", option, "3", threads]
-    with open(f"{RUN_DIR}/nfsd.lock", "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        sh("rpc.nfsd", "0")
-        wait_until(lambda: subprocess.run(command, check=False, capture_output=True).returncode == 0)
 
 
 def say_where_locks_hold(tree: Share, start: str) -> bool:
