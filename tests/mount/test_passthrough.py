@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import json
 import mmap
 import os
 import random
@@ -139,12 +140,52 @@ def test_who_reads_a_large_file_sees_what_is_written_meanwhile(tree: str, mount:
     assert user(MEMBER).error(read_all, m.at("home/log")) == errno.ENOENT
 
 
-@pytest.mark.parametrize("options", ["passthrough=off", "record=/dev/null", "views=3001:3001 3002:3002"])
-def test_where_it_is_off_the_daemon_writes(options: str, tree: str, mount: MakeMount, user: MakeUser) -> None:
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("passthrough=off", "passthrough=off"),
+        ("record=/dev/null", "reads are recorded"),
+        ("knfsd", "a server exports the mount"),
+        ("views=3001:3001 3002:3002", "views share their files"),
+    ],
+)
+def test_where_it_is_off_the_daemon_writes_and_reads(
+    options: str, reason: str, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
     m, owner = mount("-o", f"{CLOAKED},{options}"), user(OWNER)
-    assert "passes    no file (" in run("status", m.path).stdout
+    said = f"no file ({reason})"
+    assert f"passes    {said}\n" in run("status", m.path).stdout
+    (status,) = json.loads(run("status", "--json", m.path).stdout)
+    assert status["passthrough"] == said
+    if options == "knfsd":
+        return  # it serves nobody but the server: tests/nfs/knfsd/test_served.py
     home = m.at("@3001/home") if "views" in options else m.at("home")
     assert taken(m, owner, write_many, f"{home}/log", os.O_WRONLY | os.O_APPEND, 100)["write"] == 100
+    os.truncate(f"{tree}/home/log", LARGE)
+    told(m.path)
+    assert taken(m, owner, read_all, f"{home}/log")["read"] > 0
+    assert passing(m) == 0
+
+
+def test_several_views_see_what_one_of_them_writes(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """At once, in large files as well, while each has the file open."""
+    os.truncate(f"{tree}/home/shared", LARGE)
+    m = mount("-o", f"{CLOAKED},views={OWNER}:{OWNER} {MEMBER}:{MEMBER}")
+    callers = [(user(uid), m.at(f"@{uid}/home/shared")) for uid in (OWNER, MEMBER)]
+    fds = [(caller, caller.do(os.open, path, os.O_RDONLY)) for caller, path in callers]
+    for number in range(20):
+        writer, path = callers[number % 2]
+        expected = b"%02d" % number
+        fd = writer.do(os.open, path, os.O_WRONLY | (os.O_APPEND if number % 4 > 1 else 0))
+        writer.do(os.pwrite, fd, expected, LARGE)
+        writer.do(os.close, fd)
+        told(m.path)
+        size = os.stat(f"{tree}/home/shared").st_size
+        for reader, reading in fds:
+            assert reader.do(os.fstat, reading).st_size == size
+            assert reader.do(os.pread, reading, 2, size - 2 if number % 4 > 1 else LARGE) == expected
+        assert passing(m) == 0
+    assert callers[0][0].do(read_all, callers[0][1]) == read(f"{tree}/home/shared")
 
 
 def test_a_wrong_word_is_refused(tree: str, base: str) -> None:

@@ -10,10 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cloakfs.linux import process
+from tests.agents import User, read, write
 from tests.mount.conftest import COMMAND
-from tests.nfs.knfsd.fixtures import EXPORTS, NfsHost, Share, sh
+from tests.nfs.knfsd.fixtures import EXPORTS, NfsHost, Share, requests, sh
 from tests.nfs.reloads import Reloads, run
 from tests.waiting import wait_until
+
+ANN = 1000
 
 
 def state_of(path: str) -> str | None:
@@ -44,6 +47,31 @@ def test_an_export_that_is_not_in_the_table(share: Callable[..., Share]) -> None
     while f"{tree.path} was not exported any more" not in log():
         assert run("export", "status").returncode in (0, 1)
     assert state_of(tree.path) is None
+
+
+def test_the_daemon_reads_and_writes_what_is_exported(
+    share: Callable[..., Share], mount_nfs: Callable[..., str], user: Callable[..., User]
+) -> None:
+    """None of it passes through: the server would go on with a file that a client may not know of any more."""
+
+    def prepare(top: str) -> None:
+        Path(top, "large").write_bytes(os.urandom(2 << 20))
+        os.chmod(f"{top}/large", 0o644)
+        os.chown(f"{top}/large", ANN, ANN)
+
+    tree, ann = share("rw", prepare), user(ANN)
+    assert "passes    no file (a server exports the mount)\n" in run("status", tree.path).stdout
+    place = mount_nfs(tree, "4.2")
+    before = requests(tree)
+    assert ann.do(read, f"{place}/large") == read(tree.real("large"))
+    for number in range(5):
+        ann.do(write, f"{place}/log", b"%d\n" % number, os.O_CREAT | os.O_APPEND)
+        ann.do(write, f"{place}/large", b"%d" % number, os.O_WRONLY)
+        assert read(tree.real("large"))[:1] == b"%d" % number
+    assert read(tree.real("log")) == b"".join(b"%d\n" % number for number in range(5))
+    found = requests(tree) - before
+    assert found["read"] >= 2
+    assert found["write"] >= 10
 
 
 def test_a_daemon_that_hangs_is_told_and_keeps_no_thread_of_the_server(
