@@ -285,9 +285,14 @@ def run(work: list[str], seconds: float, *, exports: bool = False) -> dict[str, 
             how = [ask_for_lock] if exports and name in _LOCKS_BY_ITSELF else []
             user.start(WORK[name][0], top, f"{name}-{place}", until, *how)
         done: dict[str, dict[str, int]] = {name: {} for name in work}
+        failed = dict.fromkeys(work, "")
         for name, place, user, _ in users:
-            done[name][place] = user.answer_within(seconds + _PATIENCE)
-        return {name: Found(done[name], WORK[name][1](real, sum(done[name].values()))) for name in work}
+            try:
+                done[name][place] = user.answer_within(seconds + _PATIENCE)
+            except (OSError, sqlite3.Error) as exc:
+                code = getattr(exc, "sqlite_errorname", "")
+                failed[name] += f"{place} failed: {exc!r} {code}; "
+        return {name: Found(done[name], failed[name] + WORK[name][1](real, sum(done[name].values()))) for name in work}
 
 
 def main() -> int:
