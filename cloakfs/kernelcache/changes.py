@@ -230,7 +230,8 @@ class Changes:
         if event.mask & (_NAMES | FAN_ATTRIB):
             self._invalidation.invalidate(target)
         if event.mask & (FAN_MODIFY | FAN_CLOSE_WRITE):
-            (self._invalidation.invalidate_content if event.mask & FAN_MODIFY else self._invalidation.closed)(target)
+            changed = self._invalidation.invalidate_content if event.mask & FAN_MODIFY else self._invalidation.closed
+            changed(target)
         return False
 
     def _handle_move(self, event: Event, filesystem: MountedFilesystem) -> None:
