@@ -31,7 +31,7 @@ from ..tree.actor import DAEMON, Actor
 from ..tree.find import Finder, Missing
 from ..tree.nodes import OBJECT_MASK, Nodes
 from ..tree.notes import noting
-from ..tree.objects import ALL_VIEWERS, NO_VIEWER, ROOT, Descriptor, Object, Stale, dev_ino
+from ..tree.objects import ALL_VIEWERS, NO_VIEWER, ROOT, Descriptor, Directory, Object, Stale, dev_ino
 from ..tree.request import Request
 from ..tree.views import Views
 from ..tree.visibility import AT_ONCE, TooManyAncestors, Visibility, VisibilityResult, is_entry_visible
@@ -281,15 +281,21 @@ class Core(pyfuse3.Operations):
         if view.hides and not self.cache.is_known_to(number, obj):
             try:
                 # While no change is reported, all ancestors are as they were when the kernel was answered (`audience`).
+                # (A directory is verified once, to know later on whether it has an ACL.)
+                epoch = self.nodes.registry.epoch
                 is_unchanged = (
                     obj.cached_for_one
+                    and (obj.verified_epoch == epoch or not isinstance(obj, Directory))
                     and self.visibility.access_paths.is_up_to_date()
                     and self.cache.is_known_to(number, obj, audience)
                     and is_entry_visible(view, who, obj.name, info, fd)
                 )
-                result = (
-                    VisibilityResult.VISIBLE if is_unchanged else self._check_visibility(view, who, obj, info, checked)
-                )
+                if not is_unchanged:
+                    result = self._check_visibility(view, who, obj, info, checked)
+                elif obj.no_acl_since == obj.verified_epoch == epoch:
+                    result = VisibilityResult.VISIBLE_WITHOUT_ACL
+                else:
+                    result = VisibilityResult.VISIBLE
             except TooManyAncestors:
                 checked = await self._check_ancestors(obj, inode, ctx, checked, for_attributes=for_attributes)
                 return await self._enter(

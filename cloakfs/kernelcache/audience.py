@@ -238,11 +238,16 @@ class Audiences:
         return condition.surely_admits(uid) if audience >= 0 else condition.surely_admits_members(group_of(audience))
 
     @staticmethod
-    def may_search(audience: Viewer, uid: ServerId, obj: Object, fd: int, info: linux.Stat) -> bool:
-        """Whether the whole audience, which is a group or all callers with this uid, may search a directory."""
+    def may_search(
+        audience: Viewer, uid: ServerId, obj: Object, fd: int, info: linux.Stat, *, has_acl: bool | None = None
+    ) -> bool:
+        """Whether the whole audience, which is a group or all callers with this uid, may search a directory.
+
+        `has_acl` says whether the directory has an ACL, if that is known.
+        """
         if audience >= 0:
             return uid_may(uid, os.X_OK, obj, fd, info)
-        return members_may(group_of(audience), os.X_OK, obj, fd, info)
+        return members_may(group_of(audience), os.X_OK, obj, fd, info, has_acl=has_acl)
 
     def is_still_visible(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
         """Whether what is cached of `obj`, and below it, for its audience alone may still be shown to it."""

@@ -147,7 +147,9 @@ class CompleteDirectories:
             not seconds
             or not self._is_proven(at)
             or self._is_busy(directory)
-            or not self._audiences.may_search(directory.audience, at.who.uid, directory, at.fd, at.info)
+            or not self._audiences.may_search(
+                directory.audience, at.who.uid, directory, at.fd, at.info, has_acl=at.has_acl
+            )
             or not self._invalidation.note_negative(0, directory, name, at.viewer)
         ):
             return 0.0

@@ -268,7 +268,9 @@ class Timeouts:
         ):
             return 0.0, self._brief(at.number, obj, rules)
         theirs, seconds = self.rules_for(at.view, obj.filesystem), 0.0
-        if parent.audience == viewer and audiences.may_search(viewer, at.who.uid, parent, at.fd, at.info):
+        if parent.audience == viewer and audiences.may_search(
+            viewer, at.who.uid, parent, at.fd, at.info, has_acl=at.has_acl
+        ):
             seconds = min(rules.names_for_one if viewer >= 0 else rules.names_for_members, theirs.lasting)
             as_directory(parent).has_names_for_one = True  # `is_reached_by` has noted that it is cached
             self._note_cached(at.number, obj, cached_for_one=True)

@@ -246,15 +246,17 @@ def uid_may(uid: ServerId, bits: int, obj: Object, fd: int, info: linux.Stat) ->
     return world_may(bits, obj, fd, info)
 
 
-def members_may(gid: ServerId, bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
+def members_may(
+    gid: ServerId, bits: int, obj: Object, fd: int, info: linux.Stat, *, has_acl: bool | None = None
+) -> bool:
     """Whether callers with this group have permission `bits` on it, whatever their uids. False when in doubt.
 
-    The owner may be one of them, and is judged by its own bits.
+    The owner may be one of them, and is judged by its own bits. `has_acl` says whether it has an ACL, if that is known.
     """
-    if gid != info.st_gid:
-        return world_may(bits, obj, fd, info)
-    wanted = bits * 0o110
-    return obj.filesystem.has_posix_rules and info.st_mode & wanted == wanted and has_no_acl(obj, fd, info)
+    wanted = bits * (0o110 if gid == info.st_gid else 0o111)
+    if info.st_mode & wanted != wanted or not obj.filesystem.has_posix_rules:
+        return False
+    return has_no_acl(obj, fd, info) if has_acl is None else not has_acl
 
 
 def may_without_groups(
