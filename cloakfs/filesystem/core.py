@@ -290,18 +290,16 @@ class Core(pyfuse3.Operations):
                     and self.cache.is_known_to(number, obj, audience)
                     and is_entry_visible(view, who, obj.name, info, fd)
                 )
-                if not is_unchanged:
-                    result = self._check_visibility(view, who, obj, info, checked)
-                elif obj.no_acl_since == obj.verified_epoch == epoch:
-                    result = VisibilityResult.VISIBLE_WITHOUT_ACL
-                else:
-                    result = VisibilityResult.VISIBLE
+                has_acl = False if is_unchanged and obj.no_acl_since == obj.verified_epoch == epoch else None
+                result = (
+                    VisibilityResult.VISIBLE if is_unchanged else self._check_visibility(view, who, obj, info, checked)
+                )
             except TooManyAncestors:
                 checked = await self._check_ancestors(obj, inode, ctx, checked, for_attributes=for_attributes)
                 return await self._enter(
                     inode, ctx, or_open=or_open, has_open=has_open, for_attributes=for_attributes, checked=checked
                 )
-            has_acl = False if result is VisibilityResult.VISIBLE_WITHOUT_ACL else None
+            has_acl = False if result is VisibilityResult.VISIBLE_WITHOUT_ACL else has_acl
             if result is VisibilityResult.HIDDEN and not has_open and not (or_open and self.files.has_open(who, obj)):
                 if obj is self.nodes.root:  # this mount's own policy does not hide it
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
