@@ -517,7 +517,8 @@ class Changes:
         if stat.S_ISDIR(obj.filesystem.stat(self._nodes.descriptors.fd(obj)).st_mode):
             await self._audiences.extend_to_ancestors(number, obj)
         # The kernel moves the name with the object, with its timeout: within a directory, for the same audience.
-        is_named_for_one = obj.cached_for_one and before.has_names_for_one
+        # (Once all may know it, it is not cached for its audience alone any more, but names in it may still be.)
+        is_named_for_one = (obj.cached_for_one or obj.has_names_for_one) and before.has_names_for_one
         is_near = before is parent and view.sole_cloak is not None
         if self._invalidation.notifier.is_busy(self._nodes.nodeid(number, before)):
             # So it does with a pending name, because of an earlier move for example.

@@ -478,6 +478,29 @@ def test_what_is_moved_out_of_a_private_directory(
         assert other.error(os.stat, m.at(f"open/moved{path}")) == errno.ENOENT, path
 
 
+@pytest.mark.parametrize("group", [None, GROUP])
+@pytest.mark.usefixtures("kernel")
+def test_what_is_moved_out_after_its_directory_was_opened(
+    group: int | None, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """All callers may know of the directory by then, and not of what is cached in it for its former audience."""
+    put(os.path.join(tree, "closed"), OWNER, stat.S_IFDIR | (0o2770 if group else 0o700), gid=group)
+    put(os.path.join(tree, "closed/moved"), OWNER, stat.S_IFDIR | 0o755, gid=group)
+    put(os.path.join(tree, "closed/moved/secret"), OWNER, 0o660 if group else 0o600, gid=group)
+    put(os.path.join(tree, "open"), OWNER, stat.S_IFDIR | 0o755)
+    m = mount("-o", CLOAKED)
+    owner, other = user(OWNER, OWNER, [GROUP]), user(STRANGER)
+    told()
+    owner.do(os.chdir, m.at("closed"))
+    owner.do(many, os.stat, "moved/secret")
+    owner.do(os.chmod, m.at("closed"), 0o755)
+    owner.do(os.utime, "moved")  # from now on, its attributes are cached for all
+    owner.do(os.rename, "moved", m.at("open/moved"))
+    for _ in range(3):
+        assert other.error(os.stat, m.at("open/moved/secret")) == errno.ENOENT
+        owner.do(os.stat, m.at("open/moved/secret"))
+
+
 @pytest.mark.usefixtures("figures_at_once")
 @pytest.mark.parametrize("call", [os.rename, exchange])
 @pytest.mark.parametrize("mode", [0o755, 0o700])
