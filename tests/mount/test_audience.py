@@ -4,6 +4,7 @@ Each rule has a test here that fails without it. Arbitrary sequences are in `tes
 """
 
 import contextlib
+import ctypes
 import errno
 import os
 import signal
@@ -664,6 +665,31 @@ def test_who_is_handed_a_working_directory(scene: str, mount: MakeMount, user: M
     let_expire(AN_INSTANT)
     for path in INSIDE:
         assert handed.error(os.stat, path) in refused, path
+
+
+def be_dumpable() -> None:
+    """Be to others as a process that was executed, and did not only change its ids."""
+    assert not ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE
+
+
+@pytest.mark.usefixtures("kernel")
+def test_who_follows_the_links_of_a_member(team: str, mount: MakeMount, user: MakeUser) -> None:
+    """It gets at what is cached, as documented, and at nothing that the daemon is asked for; that ends it."""
+    m = mount("-o", CLOAKED)
+    member, former = user(OWNER, OWNER, [GROUP]), user(OWNER)
+    told()
+    member.do(be_dumpable)
+    member.do(look_at_team, m.at("team"))
+    there = f"/proc/{member.do(os.getpid)}/cwd"
+    former.error(os.stat, f"{there}/file")  # whether the kernel still caches it is not said
+    refused = (errno.ENOENT, errno.ESTALE, errno.EACCES)
+    assert former.error(read, f"{there}/file") in refused
+    assert former.error(os.listdir, there) in refused
+    told()
+    member.do(many, os.stat, "file")
+    let_expire(AN_INSTANT)
+    for path in (*TEAM, "own"):
+        assert former.error(os.stat, f"{there}/{path}") in refused, path
 
 
 # -- no caller has others pay -------------------------------------------------------------------------
