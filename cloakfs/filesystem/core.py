@@ -182,6 +182,7 @@ class Core(pyfuse3.Operations):
         )
         self.relookup = DentryRelookup(nodes, views, self.self_probe)
         self.recalls = Recalls(nodes, self.files, self.self_probe, self._invalidate_attributes)
+        self.prevents_delegations = self.knfsd and self.enable_locks and linux.may_delegate_writing()
         self.probing = Probing(nodes, views, mountpoint, exported=self.exported, seconds=tuning.probe_seconds)
         self.tracers = Tracers(self._switch_trace, tuning.trace_bytes)
         self._switch_trace(False)
@@ -683,6 +684,9 @@ class Core(pyfuse3.Operations):
 
     def _close(self, fh: FileHandleT) -> None:
         """Close what a client had open. Where that may take long, no request waits for it."""
+        if self.prevents_delegations:
+            assert self.tasks is not None
+            self.recalls.closed(fh, self.tasks)
         if self.locks.by_object:
             for fd in self.locks.closed(self.files.by_fd[fh].obj, fh):
                 self._close_for_locks(self.files.by_fd[fh].obj, fd)

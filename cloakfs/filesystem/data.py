@@ -15,6 +15,7 @@ from ..tree import calls
 from ..tree.request import Request
 from .core import Core
 from .operation import operation
+from .recall import OWN
 
 # The kernel has already dealt with these; O_DIRECT would need aligned buffers, which requests do not have.
 _NOT_AGAIN = os.O_CREAT | os.O_EXCL | os.O_NOCTTY | os.O_NOFOLLOW | os.O_DIRECT | linux.FMODE_EXEC
@@ -80,8 +81,8 @@ class DataOperations(Core):
     @operation
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         """Open the real file as the caller: its permissions and ACLs decide, at this moment."""
-        if self.self_probe.threads and self.recalls.refuses(ctx.pid, flags):
-            raise FUSEError(errno.EPERM)
+        if self.self_probe.threads and (own := self._opened_by_daemon(flags, ctx)):
+            return own
         at = await self._enter(inode, ctx)
         self._require_descriptor(at)
         # The kernel checks this only for descriptors to write to; for others, when the daemon has emptied the file.
@@ -103,17 +104,36 @@ class DataOperations(Core):
         opener = at.credentials_to_write(flags) if as_opener and not self.ganesha else None
         backing = self.passthrough.open(at, fd, flags, may_begin=self.requests.trace is None)
         fh = self.files.opened(fd, at, as_opener=as_opener, opener=opener, flags=flags)
-        if flags & os.O_TRUNC:
-            try:
-                await self._may_have_lost_set_id(fh)
-            except BaseException:
-                self._close(fh)
-                raise
+        if flags & os.O_TRUNC or (as_opener and self.prevents_delegations):
+            await self._opened_to_write(fh, at, inode, flags)
         opened = FileInfo(fh=fh, keep_cache=keeps, direct_io=self.ganesha or _may_have_more(at, flags))
         if backing:
             self.cache.invalidate(at.obj)  # from now on, its attributes are not cached (`Replies`)
             with_backing(opened, backing)
         return without_flush(opened) if self._leaves_out_flush(at, flags) else opened
+
+    def _opened_by_daemon(self, flags: int, ctx: RequestContext) -> FileInfo | None:
+        """Answer an OPEN by which the daemon keeps delegations away, or has them recalled; None if it is not one.
+
+        Raises:
+            FUSEError: EPERM: it was made to recall them.
+        """
+        if self.recalls.is_own(ctx.pid):
+            return without_flush(FileInfo(fh=FileHandleT(OWN), keep_cache=True))
+        if self.recalls.refuses(ctx.pid, flags):
+            raise FUSEError(errno.EPERM)
+        return None
+
+    async def _opened_to_write(self, fh: FileHandleT, at: Request, inode: InodeT, flags: int) -> None:
+        """See to what comes with opening a file to write to it, or to empty it; close it if that fails."""
+        try:
+            if self.prevents_delegations and flags & os.O_ACCMODE != os.O_RDONLY:
+                await self.recalls.prevent(fh, inode, self.nodes.generation(inode, at.obj))
+            if flags & os.O_TRUNC:
+                await self._may_have_lost_set_id(fh)
+        except BaseException:
+            self._close(fh)
+            raise
 
     def _leaves_out_flush(self, at: Request, flags: int) -> bool:
         """Whether the kernel need not report each close(2) of a file that is being opened.
@@ -273,4 +293,5 @@ class DataOperations(Core):
     @operation
     async def release(self, fh: FileHandleT) -> None:
         """Close the file, since the last of the client's descriptors is gone."""
-        self._close(fh)
+        if fh != OWN:
+            self._close(fh)

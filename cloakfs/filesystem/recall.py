@@ -9,6 +9,11 @@ The server would recall a delegation before the file changes; the daemon can do 
 the new change attribute (RFC 8881 §5.8.1.4: here, the ctime) while it still holds the delegation, for example when it
 returns it, keeps the old content (Linux: nfs_update_inode), and takes it for the new one from then on. So the ctime in
 answers moves on, by a nanosecond each time, as long as a delegation has not been returned, and once after that.
+
+With a delegation for writing (Linux 6.6 and later), a client locks the file without telling the server, so that its
+locks would exclude nobody on the real tree or in another mount. To recall it when somebody else locks would be too
+late. The server grants none while anybody else has the file open for writing (`nfsd4_check_conflicting_opens`), so the
+daemon has it open, too, through its own mount, for as long as the server has.
 """
 
 import contextlib
@@ -17,10 +22,12 @@ import logging
 import os
 import struct
 from collections.abc import Callable, Collection
+from functools import partial
 
 import trio
 
 from .. import linux
+from ..background.tasks import Tasks
 from ..linux import ownfiles
 from ..tree.nodes import Nodes
 from ..tree.objects import Object
@@ -34,6 +41,9 @@ _INTERVAL_SECONDS = 0.1
 
 After a recall, knfsd grants no new delegation of the file for at least half a minute."""
 
+_MOST_OPENING = 8
+"""How many threads open files to prevent delegations, each for as long as the daemon takes to answer two requests."""
+
 _QUICK_SECONDS = 3.0
 _SLOW_INTERVAL_SECONDS = 1.0
 """How long to wait between attempts when delegations have not been returned for longer: the client may be gone."""
@@ -41,6 +51,9 @@ _SLOW_INTERVAL_SECONDS = 1.0
 # The type, the upper and the lower half of the nodeid, and the generation (fs/fuse/inode.c: fuse_encode_fh).
 _FUSE_HANDLE = struct.Struct("=iIII")
 _FILEID_FUSE_WITHOUT_PARENT = 0x81
+
+OWN = (1 << 64) - 1
+"""The file handle (`fh`) of whatever the daemon itself has open in its own mount, for writing."""
 
 
 def handle_of(nodeid: int, generation: int) -> bytes:
@@ -72,6 +85,10 @@ class Recalls:
         self._in_progress: set[Object] = set()
         self._is_wanted = trio.Event()
         self._has_failed = False
+        self._opening: set[int] = set()  # threads that open a file to keep it open
+        self._has_failed_to_prevent = False
+        self._limiter = trio.CapacityLimiter(_MOST_OPENING)
+        self._own: dict[int, int] = {}  # by descriptor of a client's open file: that of the daemon's own
 
     def changed(self, obj: Object | None) -> None:
         """Have delegations of an object recalled soon; with None, those of all objects."""
@@ -145,6 +162,59 @@ class Recalls:
     def refuses(self, pid: int, flags: int) -> bool:
         """Whether an open(2) by this thread with these flags was made to recall a delegation."""
         return flags & os.O_ACCMODE != os.O_RDONLY and pid in self._probe.threads
+
+    async def prevent(self, fh: int, nodeid: int, generation: int) -> None:
+        """See that the server grants no delegation for writing of a file that it is opening for writing, as `fh`.
+
+        Raises:
+            OSError: ETIMEDOUT, of which the server makes NFS4ERR_DELAY: a client has another delegation of it still.
+        """
+        handle = handle_of(nodeid, generation)
+        try:
+            own = await trio.to_thread.run_sync(
+                self._open_for_writing, handle, abandon_on_cancel=True, limiter=self._limiter
+            )
+        except BlockingIOError:
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from None
+        except OSError as exc:
+            if not self._has_failed_to_prevent:
+                self._has_failed_to_prevent = True
+                log.warning(
+                    "delegations for writing cannot be prevented (%s), so that locks of NFSv4 clients may exclude "
+                    "nobody else: turn delegations off (sysctl fs.leases-enable=0)",
+                    exc.strerror,
+                )
+        else:
+            self._own[fh] = own
+
+    def _open_for_writing(self, handle: bytes) -> int:
+        """In a thread: open a file of the daemon's own mount for writing.
+
+        It is opened in a detached copy of the mount, so that nobody who unmounts that finds it busy.
+
+        Raises:
+            OSError: EWOULDBLOCK: there is a delegation already, which is now recalled; or it cannot be opened.
+        """
+        with self._probe.marked() as me, contextlib.ExitStack() as stack:
+            with ownfiles.raised(linux.CAP_SYS_ADMIN):
+                copy = linux.clone_writable(self._probe.mountpoint)
+            stack.callback(os.close, copy)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            directory = ownfiles.open_fd(f"/proc/self/fd/{copy}", flags)
+            stack.callback(os.close, directory)
+            self._opening.add(me)
+            stack.callback(self._opening.discard, me)
+            return ownfiles.open_by_handle(directory, handle, os.O_WRONLY | os.O_NONBLOCK)
+
+    def is_own(self, pid: int) -> bool:
+        """Whether an open(2) by this thread is one by which the daemon prevents a delegation."""
+        return pid in self._opening
+
+    def closed(self, fh: int, tasks: Tasks) -> None:
+        """Close what the daemon has open because of `fh`."""
+        if (fd := self._own.pop(fh, -1)) >= 0:
+            close = partial(trio.to_thread.run_sync, abandon_on_cancel=True)
+            tasks.once("closing a file of the own mount", close, os.close, fd)
 
     def _note(self, delegated: Collection[Object]) -> None:
         """Note of which objects there are delegations that have been recalled, and are not returned yet."""

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import struct
 
 from . import ownfiles
@@ -114,3 +115,9 @@ def may_lease() -> bool:
             return file.read().strip() != "0"
     except OSError:
         return True
+
+
+def may_delegate_writing() -> bool:
+    """Whether the kernel's NFSv4 server may grant delegations for writing (Linux 6.6 and later)."""
+    version = tuple(int(number) for number in re.findall(r"[0-9]+", os.uname().release)[:2])
+    return version >= (6, 6) and may_lease()

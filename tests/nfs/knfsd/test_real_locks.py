@@ -60,6 +60,20 @@ def test_a_client_and_a_program_on_the_server(how: str, share: Callable[..., Sha
             assert Actor(here, f"{place}/file").try_lock(how, WRITE) == "EAGAIN"
 
 
+def test_a_file_that_its_client_alone_uses(share: Callable[..., Share]) -> None:
+    """Since Linux 6.6, the server grants delegations for writing, with which a client locks without asking it."""
+    with without_nfsv3():
+        tree = share("rw,no_client_cache", prepare)
+        with nfs_mounted(tree, "4.2") as place, User(ANN) as here, User(ANN) as there:
+            program = Actor(there, tree.real("file"))
+            # A delegation is granted when the server has found that it can recall it.
+            for _ in range(100):
+                client = Actor(here, f"{place}/file")
+                assert client.try_lock("fcntl", WRITE) == "done"
+                assert program.try_lock("fcntl", READ) == "EAGAIN"
+                here.do(os.close, client.fd)
+
+
 @contextmanager
 def again(first: Share, client: str) -> Iterator[Share]:
     """Export the tree of another share once more, to this client."""
