@@ -226,7 +226,7 @@ class Audiences:
             return True
         return not (obj.has_names_for_one or (obj.cached_for_one and is_limited(obj.audience)))
 
-    # -- what all of it see, whatever else they are ------------------------------------------------------
+    # -- what all in it see, whatever else they are -------------------------------------------------
 
     @staticmethod
     def is_visible_to(view: View, audience: Viewer, uid: ServerId, info: linux.Stat) -> bool:
