@@ -163,7 +163,9 @@ class Core(pyfuse3.Operations):
         self.tasks: Tasks | None = None
         self.requests = Requests()
         self.references = References(nodes.forget, self.requests.is_news, nodes.registry.drop_unused)
-        self.files = OpenFiles(nodes, max_open)
+        self.prevents_delegations = self.knfsd and self.enable_locks and linux.may_delegate_writing()
+        # `Recalls.prevent` opens what clients have open a second time.
+        self.files = OpenFiles(nodes, max_open // 2 if self.prevents_delegations else max_open)
         self.passthrough = Passthrough(_why_no_passthrough(passthrough, views, reader, exported=self.exported))
         self.enable_passthrough = self.passthrough.is_allowed
         self.locks = LockHolders(self.files.shares, tuning.most_locked_ranges)
@@ -182,7 +184,6 @@ class Core(pyfuse3.Operations):
         )
         self.relookup = DentryRelookup(nodes, views, self.self_probe)
         self.recalls = Recalls(nodes, self.files, self.self_probe, self._invalidate_attributes)
-        self.prevents_delegations = self.knfsd and self.enable_locks and linux.may_delegate_writing()
         self.probing = Probing(nodes, views, mountpoint, exported=self.exported, seconds=tuning.probe_seconds)
         self.tracers = Tracers(self._switch_trace, tuning.trace_bytes)
         self._switch_trace(False)
@@ -197,7 +198,7 @@ class Core(pyfuse3.Operations):
                 xattrs,
                 acls=self.enable_acl,
                 keeps_listings=keeps_listings,
-                by_groups=not (groups.by_user or self.exported),
+                process_groups=not groups.by_user,
             ),
             self.requests.counters,
             on_attributes=self.files.may_have_set_id,

@@ -21,7 +21,7 @@ from ..tree.actor import DAEMON
 from ..tree.index import Unstored
 from ..tree.mounts import TooSoon
 from ..tree.nodes import Nodes
-from ..tree.objects import Object, Stale
+from ..tree.objects import ALL_VIEWERS, Object, Stale
 from ..tree.positions import END
 from ..tree.request import Request
 from ..tree.visibility import TooManyAncestors, VisibilityResult, is_entry_visible
@@ -506,7 +506,7 @@ class DirectoryOperations(NameOperations):
         return self._shown(at, name, obj, info)
 
     def _shown(self, at: Request, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes | int | None:
-        viewer = self.cache.viewer_of(obj, at.viewer, at.who)
+        viewer = at.viewer if obj.audience >= ALL_VIEWERS else self.cache.viewer_of(obj, at.viewer, at.who)
         if not self.cache.may_list(at.number, obj, viewer, is_directory=stat.S_ISDIR(info.st_mode)):
             return self.nodes.nodeid(at.number, obj)
         try:

@@ -26,11 +26,9 @@ from ..tree.actor import Actor
 from ..tree.nodes import Nodes
 from ..tree.objects import ALL_VIEWERS, NO_VIEWER, Object, Stale, Viewer, as_directory, group_of, is_limited, members_of
 from ..tree.request import Request
-from ..tree.visibility import members_may, uid_may
+from ..tree.visibility import is_for_group, members_may, uid_may
 from ..view import View
 from .invalidation import Invalidation, SubtreeInvalidation
-
-_SEARCH = stat.S_IXGRP | stat.S_IXOTH
 
 
 class Audiences:
@@ -78,22 +76,15 @@ class Audiences:
             self.record(at.number, obj, self.viewer_of(obj, at.viewer, at.who))
 
     def _first_audience(self, at: Request, info: linux.Stat) -> Viewer:
-        """Return the audience with which an object begins that no caller knew of.
-
-        A home is no directory of a group, although it may have one: its owner comes first, and others may not write.
-        """
-        above, who = at.obj.audience, at.who
+        """Return the audience with which an object begins that no caller knew of."""
+        above, who, view = at.obj.audience, at.who, at.view
         if above < ALL_VIEWERS:
             return self.viewer_of(at.obj, at.viewer, who)
-        if not (self._of_groups and at.viewer >= 0 and above == ALL_VIEWERS and stat.S_ISDIR(info.st_mode)):
+        if not self._of_groups or at.viewer < 0 or view.fixed is not None or view.cloak_by_ids is None:
             return at.viewer
-        if at.view.fixed is not None or at.view.cloak_by_ids is None:
-            return at.viewer
-        is_shared = info.st_mode & _SEARCH == stat.S_IXGRP and (
-            info.st_mode & stat.S_IWGRP > 0 or who.uid != info.st_uid
-        )
         gid = ServerId(info.st_gid)
-        return members_of(gid, self._policy) if is_shared and who.has_group(gid) else at.viewer
+        begins_here = above == ALL_VIEWERS and is_for_group(who.uid, info) and who.has_group(gid)
+        return members_of(gid, self._policy) if begins_here else at.viewer
 
     def record(self, number: int, obj: Object, viewer: Viewer) -> SubtreeInvalidation | None:
         """Add `viewer` to the audience of an object: it is about to learn of it, or its request names the nodeid.

@@ -84,7 +84,7 @@ class KernelCache:
         self.subtree_check = mode.subtree_check
         self.invalidation = invalidation = Invalidation(nodes, access_paths, mode, tuning)
         invalidation.on_attributes, invalidation.on_change = on_attributes, on_change
-        self._audiences = audiences = Audiences(nodes, invalidation, mode, of_groups=traits.by_groups)
+        self._audiences = audiences = Audiences(nodes, invalidation, mode, of_groups=traits.knows_members)
         self._timeouts = timeouts = Timeouts(nodes, invalidation, audiences, traits, counters or Counters())
         self.complete_directories = complete_directories = CompleteDirectories(nodes, invalidation, audiences, timeouts)
         self._changes = changes = Changes(

@@ -54,7 +54,7 @@ class MountTraits:
         xattrs: whether there are extended attributes.
         acls: whether the kernel is offered POSIX ACLs, to check them itself.
         keeps_listings: whether pyfuse3 can have the kernel cache the entries of a directory.
-        by_groups: whether audiences may be groups: callers have the groups that their processes have.
+        process_groups: whether callers have the groups of their processes.
     """
 
     fixed: bool = False
@@ -63,7 +63,12 @@ class MountTraits:
     xattrs: bool = True
     acls: bool = False
     keeps_listings: bool = False
-    by_groups: bool = False
+    process_groups: bool = False
+
+    @property
+    def knows_members(self) -> bool:
+        """Whether it is known of each request which groups its process has. Of a server's requests, it is not."""
+        return self.process_groups and not self.mode.is_exported
 
 
 class FilesystemTraits(Protocol):
@@ -146,7 +151,7 @@ class CacheScope(Enum):
         ALL: in a caller view, of what all callers see alike and can reach; in a fixed view, of all that it shows.
         ONE: of what only one caller knows of, and sees whatever its groups are.
         MEMBERS: of what only members of one group know of, who all see it.
-        COMPLETE: in directories that only one caller knows of, and that show all their entries to it.
+        COMPLETE: in directories that only one caller, or one group, knows of, and that show all their entries to it.
         TOP: of the root of the tree, or in it.
         VIEWS: of the directories `@NAME`.
         DIRECTORIES: of any directory, whatever is said in other rows.
@@ -272,8 +277,8 @@ def _for_one(case: CacheCase) -> bool:
 
 
 def _for_members(case: CacheCase) -> bool:
-    """Whether it can be told of each request which groups its process has: not where a server makes it."""
-    return _for_one(case) and case.traits.by_groups and not case.traits.mode.is_exported
+    """Whether each request about an object that only members of a group know of comes from a member."""
+    return _for_one(case) and case.traits.knows_members
 
 
 def _complete(case: CacheCase) -> bool:

@@ -19,11 +19,12 @@ holds the lock of the directory, so attributes are invalidated once more after t
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import struct
 import threading
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from time import monotonic
 from typing import TypeVar
@@ -144,33 +145,31 @@ def _invalidate_listing(directory: int) -> None:
 
 
 class _Pages:
-    """Files whose pages one thread invalidates, each for as long as it has to wait for a page that is being read."""
+    """Files whose pages one thread invalidates, each for as long as it has to wait for a page that is being read.
 
-    __slots__ = ("_busy", "_current", "nodeids")
+    Attributes:
+        waiting: with which of them the thread has not begun. The session loop may take any of them away.
+    """
 
-    def __init__(self, nodeids: Iterable[int] = ()) -> None:
-        self.nodeids = deque(nodeids)
+    __slots__ = ("_busy", "_current", "waiting")
+
+    def __init__(self, nodeids: Iterable[int]) -> None:
+        self.waiting = set(nodeids)
         self._current = 0
         self._busy = threading.Lock()
 
     def invalidate_all(self) -> list[int]:
-        """Take the files out of the queue one by one; return those whose pages were invalidated."""
+        """Invalidate the pages of what is waiting; return the files with which that was done."""
         done: list[int] = []
-        with contextlib.suppress(IndexError):
-            while True:
-                with self._busy:
-                    # Until it is taken out, `remove` takes it away from this thread; after that, `wait_for` waits.
-                    nodeid = self._current = self.nodeids[0]
-                    with contextlib.suppress(ValueError):
-                        self.nodeids.remove(nodeid)
-                        invalidate_pages(nodeid)
-                        done.append(nodeid)
+        for nodeid in list(self.waiting):
+            with self._busy:
+                # Until it is taken out, it may be taken away from this thread; after that, `wait_for` waits.
+                self._current = nodeid
+                with contextlib.suppress(KeyError):
+                    self.waiting.remove(nodeid)
+                    invalidate_pages(nodeid)
+                    done.append(nodeid)
         return done
-
-    def remove(self, nodeid: int) -> None:
-        """See that the thread does not begin with this file any more."""
-        with contextlib.suppress(ValueError):
-            self.nodeids.remove(nodeid)
 
     def is_busy_with(self, nodeid: int) -> bool:
         """Whether the thread has begun with this file, and is not done."""
@@ -222,8 +221,10 @@ class Notifier:
         self._suspended: set[int] = set()  # the directories whose locks are held by requests that wait for this
         self.stalled: set[int] = set()
         self._recent: set[int] = set()  # nodeids whose attributes are invalidated once more
-        self._locked: dict[int, float] = {}  # nodeids with the times until which their attributes are not repeated
-        self._after_lock: set[int] = set()  # nodeids whose attributes and pages are to be invalidated later than that
+        # Nodeids of files that were locked just now, with the times until which they count as such, the earliest first.
+        self._locked: OrderedDict[int, float] = OrderedDict()
+        self._again_after_lock: set[int] = set()  # nodeids whose attributes are invalidated once more after that
+        self._after_lock: set[int] = set()  # nodeids whose attributes and pages are invalidated after that
         self._pages: set[int] = set()
         self._pages_running: list[_Pages] = []
         # Pages that are not known to be invalidated yet, each with the number of the time that this was asked for.
@@ -402,13 +403,14 @@ class Notifier:
         """
         if nodeid in self._after_lock:
             self._invalidate_now(nodeid)
-        if nodeid in self._recent:
+        if nodeid in self._recent or nodeid in self._again_after_lock:
             _invalidate_attributes(nodeid)
         self._locked[nodeid] = trio.current_time() + LOCKED_SECONDS
+        self._locked.move_to_end(nodeid)
         # It may be in a queue once more although a thread that began later than that was asked for is done with it.
         self._pages.discard(nodeid)
         for pages in self._pages_running:
-            pages.remove(nodeid)
+            pages.waiting.discard(nodeid)
         count = self._outdated.get(nodeid)
         if count is not None or any(pages.is_busy_with(nodeid) for pages in self._pages_running):
             await in_thread(_invalidate_pages_after, nodeid, list(self._pages_running))
@@ -573,9 +575,9 @@ class Notifier:
     def _start_pages(self) -> None:
         # The other threads may be waiting for one page each; what comes after that page need not wait.
         for pages in self._pages_running:
-            with contextlib.suppress(IndexError):
+            with contextlib.suppress(KeyError):
                 while True:
-                    self._pages.add(pages.nodeids.pop())
+                    self._pages.add(pages.waiting.pop())
         if self._tasks is not None and self._pages and len(self._pages_running) < _MOST_THREADS_FOR_PAGES:
             pages = _Pages(self._pages)
             self._pages = set()
@@ -583,7 +585,7 @@ class Notifier:
             self._tasks.supervise("invalidating pages in the kernel", self._work_on_pages, pages)
 
     async def _work_on_pages(self, pages: _Pages) -> None:
-        wanted = {nodeid: self._outdated[nodeid] for nodeid in pages.nodeids if nodeid in self._outdated}
+        wanted = {nodeid: self._outdated[nodeid] for nodeid in pages.waiting if nodeid in self._outdated}
         try:
             done = await self._in_thread(pages.invalidate_all)
         except Exception:
@@ -597,15 +599,22 @@ class Notifier:
 
         Where a file was locked just now, this is left to a later time, or to the next lock (`confirm`).
         """
-        now = trio.current_time()
-        self._locked = {nodeid: until for nodeid, until in self._locked.items() if until > now}
-        for nodeid in self._after_lock - self._locked.keys():
-            self._invalidate_now(nodeid)
         recent, self._recent = self._recent, set()
-        for done, nodeid in enumerate(recent, 1):
+        for done, nodeid in enumerate(itertools.chain(recent, self._take_unlocked()), 1):
             if nodeid in self._locked:
-                self._recent.add(nodeid)
+                self._again_after_lock.add(nodeid)
             else:
                 _invalidate_attributes(nodeid)
             if done % self._tuning.names_at_once == 0:
                 await trio.sleep(0)
+
+    def _take_unlocked(self) -> Iterator[int]:
+        """Let go of files that were locked long ago; yield those whose attributes are to be invalidated once more."""
+        now = trio.current_time()
+        while self._locked and next(iter(self._locked.values())) <= now:
+            nodeid, _ = self._locked.popitem(last=False)
+            if nodeid in self._after_lock:
+                self._invalidate_now(nodeid)
+            if nodeid in self._again_after_lock:
+                self._again_after_lock.discard(nodeid)
+                yield nodeid

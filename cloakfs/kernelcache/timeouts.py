@@ -92,7 +92,7 @@ class Timeouts:
             fd: refers (O_PATH) to it.
             info: its stat.
         """
-        is_plain = not (at.number or at.obj.audience < ALL_VIEWERS or info.st_mode & stat.S_IFDIR)
+        is_plain = not (at.number or at.obj.audience < ALL_VIEWERS or stat.S_ISDIR(info.st_mode))
         if is_plain and obj.audience == NO_VIEWER:
             obj.audience = at.viewer  # as `reveal` does it, without a call
         elif obj.audience not in (ALL_VIEWERS, at.viewer):

@@ -246,6 +246,17 @@ def uid_may(uid: ServerId, bits: int, obj: Object, fd: int, info: linux.Stat) ->
     return world_may(bits, obj, fd, info)
 
 
+def is_for_group(uid: ServerId, info: linux.Stat) -> bool:
+    """Whether a directory is the group's rather than its owner's, which has this uid or not, judged by its mode.
+
+    The group may search it and others may not. A home is not one, although it may have a group that does: its owner
+    comes first, and the group may not write.
+    """
+    mode = info.st_mode
+    is_closed = mode & (stat.S_IXGRP | stat.S_IXOTH) == stat.S_IXGRP
+    return stat.S_ISDIR(mode) and is_closed and (mode & stat.S_IWGRP > 0 or uid != info.st_uid)
+
+
 def members_may(
     gid: ServerId, bits: int, obj: Object, fd: int, info: linux.Stat, *, has_acl: bool | None = None
 ) -> bool:

@@ -59,14 +59,14 @@ __all__ = ["kernel", "stalled"]  # fixtures
 INSIDE = ("secret", "public", "work", "work/secret", "work/vault", "work/vault/file")
 
 
-def look(at: str) -> None:
+def look(at: str, inside: tuple[str, ...] = INSIDE) -> None:
     """Have the kernel cache all there is, and hold some of it as a shell or an editor does."""
     os.chdir(at)
     for _ in range(3):
-        for path in INSIDE:
+        for path in inside:
             os.stat(path)
             os.listdir(os.path.dirname(path) or ".")
-    _kept.extend(os.open(path, os.O_PATH) for path in INSIDE)
+    _kept.extend(os.open(path, os.O_PATH) for path in inside)
 
 
 def asked(m: Mount, before: Counter[str]) -> int:
@@ -130,14 +130,6 @@ def team(tree: str) -> str:
     return tree
 
 
-def look_at_team(at: str) -> None:
-    os.chdir(at)
-    for _ in range(3):
-        for path in TEAM:
-            os.stat(path)
-            os.listdir(os.path.dirname(path) or ".")
-
-
 @pytest.mark.parametrize("words", ["", ",default_permissions"])
 @pytest.mark.usefixtures("figures_at_once")
 def test_a_directory_of_a_group_is_cached_for_its_members(
@@ -147,7 +139,7 @@ def test_a_directory_of_a_group_is_cached_for_its_members(
     one, two, former, other = user(OWNER, OWNER, [GROUP]), user(OTHER, GROUP), user(OWNER), user(STRANGER + 1)
     told()
     for member in (one, two):
-        member.do(look_at_team, m.at("team"))
+        member.do(look, m.at("team"), TEAM)
     before = requests(m)
     for member in (one, two):
         for path in TEAM:
@@ -205,7 +197,7 @@ def test_what_becomes_hidden_from_members(
     one, two = user(OWNER, OWNER, [GROUP]), user(OTHER, GROUP)
     told()
     for member in (one, two):
-        member.do(look_at_team, m.at("team"))
+        member.do(look, m.at("team"), TEAM)
     hide(m, one)
     if hide is not _chmod_through:
         told()
@@ -214,13 +206,13 @@ def test_what_becomes_hidden_from_members(
 
 
 def test_what_one_member_makes_for_itself(team: str, mount: MakeMount, user: MakeUser) -> None:
-    """A member that has listed a directory is told at once what is absent there; a hidden file is."""
+    """Absent names are cached once a member has listed the directory; what another one makes for itself looks absent."""
     os.unlink(os.path.join(team, "team/own"))
     m = mount("-o", CLOAKED)
     one, two = user(OWNER, OWNER, [GROUP]), user(OTHER, GROUP)
     told()
     for member in (one, two):
-        member.do(look_at_team, m.at("team"))
+        member.do(look, m.at("team"), TEAM)
         assert member.error(os.stat, "new") == errno.ENOENT
     one.do(write, "new", b"mine")
     one.do(os.chmod, "new", 0o600)
@@ -238,12 +230,12 @@ def test_what_one_member_makes_for_itself(team: str, mount: MakeMount, user: Mak
 def test_others_who_get_to_know_the_directory_of_a_group(
     through: bool, team: str, mount: MakeMount, user: MakeUser
 ) -> None:
-    """Nothing in it is cached any more before they are told, and nothing that they must not know later."""
+    """What is cached in it is invalidated before they learn of it, and what they must not see is not cached again."""
     m = mount("-o", CLOAKED)
     leader, one, other = user(STRANGER, GROUP), user(OWNER, OWNER, [GROUP]), user(STRANGER + 1)
     told()
     for member in (leader, one):
-        member.do(look_at_team, m.at("team"))
+        member.do(look, m.at("team"), TEAM)
     if through:
         leader.do(os.chmod, m.at("team"), 0o2775)
     else:
@@ -258,11 +250,11 @@ def test_others_who_get_to_know_the_directory_of_a_group(
 
 
 def test_a_file_that_leaves_the_directory_of_a_group(team: str, mount: MakeMount, user: MakeUser) -> None:
-    """By another name, others may get to know it, and who does not is told of no member's work."""
+    """Others may learn of the file by another name, so it is not cached for the group alone any more."""
     m = mount("-o", CLOAKED)
     one, other = user(OWNER, OWNER, [GROUP]), user(STRANGER + 1)
     told()
-    one.do(look_at_team, m.at("team"))
+    one.do(look, m.at("team"), TEAM)
     os.link(m.real("team/file"), m.real("published"))
     os.chmod(m.real("published"), 0o664)
     told()
@@ -679,7 +671,7 @@ def test_who_follows_the_links_of_a_member(team: str, mount: MakeMount, user: Ma
     member, former = user(OWNER, OWNER, [GROUP]), user(OWNER)
     told()
     member.do(be_dumpable)
-    member.do(look_at_team, m.at("team"))
+    member.do(look, m.at("team"), TEAM)
     there = f"/proc/{member.do(os.getpid)}/cwd"
     former.error(os.stat, f"{there}/file")  # whether the kernel still caches it is not said
     refused = (errno.ENOENT, errno.ESTALE, errno.EACCES)

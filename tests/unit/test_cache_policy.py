@@ -105,10 +105,10 @@ def test_a_view_for_each_caller(
 @pytest.mark.parametrize("mode", SERVERS)
 def test_members_of_a_group(mode: ExportMode) -> None:
     """Where a server makes the requests, it says which groups their callers have."""
-    found = of(mode, view_of(CLOAKED), by_groups=True)
+    found = of(mode, view_of(CLOAKED), process_groups=True)
     seconds = 0 if mode.is_exported else HOUR
     assert (found.names_for_members, found.attributes_for_members) == (seconds, seconds)
-    for none in (of(mode, view_of(CLOAKED)), of(mode, view_of(Proving()), by_groups=True)):
+    for none in (of(mode, view_of(CLOAKED)), of(mode, view_of(Proving()), process_groups=True)):
         assert (none.names_for_members, none.attributes_for_members) == (0, 0)
 
 
@@ -196,7 +196,7 @@ def all_reports() -> list[tuple[MountTraits, View, list[TreeMount], list[Fact]]]
         fixed, several, gated = views
         mode = replace(server, no_client_cache=no_client_cache, kernel_gate=gated)
         traits = MountTraits(
-            fixed, several, mode, xattrs, acls=xattrs and gated, keeps_listings=xattrs, by_groups=xattrs
+            fixed, several, mode, xattrs, acls=xattrs and gated, keeps_listings=xattrs, process_groups=xattrs
         )
         view = view_of(policy, fixed=fixed, below=below)
         found.append((traits, view, tree, facts(traits, view, tree)))
