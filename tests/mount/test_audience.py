@@ -206,7 +206,7 @@ def test_what_becomes_hidden_from_members(
 
 
 def test_what_one_member_makes_for_itself(team: str, mount: MakeMount, user: MakeUser) -> None:
-    """Absent names are cached once a member has listed the directory; what another one makes for itself looks absent."""
+    """Once a member has listed it, absent names are cached. What another one makes for itself looks absent."""
     os.unlink(os.path.join(team, "team/own"))
     m = mount("-o", CLOAKED)
     one, two = user(OWNER, OWNER, [GROUP]), user(OTHER, GROUP)

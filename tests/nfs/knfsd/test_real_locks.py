@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 
 from cloakfs.nfs.plan import mount_name
 from tests.agents import User
+from tests.mount.conftest import is_mounted
 from tests.mount.test_locks import NONE, READ, SECONDS, WRITE, Actor, locks_of_status
 from tests.nfs.knfsd.fixtures import EXPORTS, Share, nfs_mounted, without_nfsv3
 from tests.nfs.reloads import run
+from tests.waiting import wait_until
 
 ANN = 1000
 
@@ -72,6 +75,32 @@ def test_a_file_that_its_client_alone_uses(share: Callable[..., Share]) -> None:
                 assert client.try_lock("fcntl", WRITE) == "done"
                 assert program.try_lock("fcntl", READ) == "EAGAIN"
                 here.do(os.close, client.fd)
+
+
+@pytest.mark.parametrize("how", ["withdrawn", "killed"])
+def test_the_daemon_ends_while_a_client_may_write(how: str, share: Callable[..., Share]) -> None:
+    """Since Linux 6.6, it has what clients have open for writing open in its own mount as well."""
+    with without_nfsv3():
+        tree = share("rw,no_client_cache", prepare)
+        tree.expect_errors = how == "killed"
+        with nfs_mounted(tree, "4.2") as place, User(ANN) as here:
+            fd = here.do(os.open, f"{place}/file", os.O_RDWR)
+            here.do(os.pwrite, fd, b"before", 0)
+            here.do(os.fsync, fd)
+            daemon = tree.pid
+            if how == "killed":
+                os.kill(daemon, signal.SIGKILL)
+            else:
+                done = run("export", "down")
+                assert done.returncode == 0, done
+                assert not is_mounted(tree.path)
+                done = run("export", "up", EXPORTS)
+                assert done.returncode == 0, done
+            wait_until(lambda: not os.path.exists(f"/proc/{daemon}"), 60)
+            wait_until(lambda: is_mounted(tree.path) and tree.pid != daemon, 90)
+            wait_until(lambda: not here.error(os.stat, f"{place}/file"), 90)
+            assert Path(tree.real("file")).read_bytes()[:6] == b"before"
+            here.error(os.close, fd)
 
 
 @contextmanager
