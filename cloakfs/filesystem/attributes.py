@@ -182,10 +182,25 @@ class AttributeOperations(NameOperations, Core):
         uid, gid, mode, size, atime, mtime = change
         if mode is not None:
             mode = self._mode_to_set(at, change, mode)
+        if size is None and change.parts == 1:  # by one call, which needs no undoing
+            if uid is not None or gid is not None:
+                calls.chown(at.credentials, at.fd, uid, gid)
+            elif mode is not None:
+                self._chmod(at, mode)
+            else:
+                self._set_times(at, atime, mtime, has_size=False)
+        else:
+            self._change_parts(at, change._replace(mode=mode), change.mode, fh)
+        if at.in_thread:
+            self.nodes.prefaulter.fetch_attributes(at.credentials, at.fd)
+
+    def _change_parts(self, at: Request, change: Change, wanted_mode: int | None, fh: FileHandleT | None) -> None:
+        """Make a change as a whole, or not at all, by several system calls; `wanted_mode` is what the caller wants."""
+        uid, gid, mode, size, atime, mtime = change
         before = at.info
         if change.parts > 1:
             before = calls.fstat(at.fd)
-            _check_rights(at.who, before, change._replace(mode=mode))
+            _check_rights(at.who, before, change)
         with contextlib.ExitStack() as opened, contextlib.ExitStack() as undo:
             if size is not None and fh is None:
                 fh = self._open_to_truncate(at)
@@ -198,13 +213,11 @@ class AttributeOperations(NameOperations, Core):
                 undo.callback(_restore, at.fd, before)
             if size is not None and fh is not None:
                 calls.ftruncate(at.credentials, fh, size)
-                if change.mode is not None:
-                    self._drop_set_id(at, change.mode | self._hidden_set_id(at))
+                if wanted_mode is not None:
+                    self._drop_set_id(at, wanted_mode | self._hidden_set_id(at))
             if atime is not OMIT or mtime is not OMIT:
                 self._set_times(at, atime, mtime, has_size=size is not None)
             undo.pop_all()
-        if at.in_thread:
-            self.nodes.prefaulter.fetch_attributes(at.credentials, at.fd)
 
     def _mode_to_set(self, at: Request, change: Change, mode: int) -> int | None:
         """Return the mode to set; None if the other parts of the change bring it about."""

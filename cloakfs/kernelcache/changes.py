@@ -28,7 +28,7 @@ from ..tree import calls
 from ..tree.actor import actor
 from ..tree.filesystems import MountedFilesystem
 from ..tree.nodes import Nodes
-from ..tree.objects import Object
+from ..tree.objects import Directory, Object
 from ..tree.registry import ReportedPlace, known_entry, unlist
 from ..tree.views import Views
 from ..tree.visibility import AccessPaths, is_entry_visible, world_may
@@ -394,6 +394,9 @@ class Changes:
         if emptied_in is not None:
             await self._emptied(number, emptied_in, obj)
             return
+        if not isinstance(obj, Directory):
+            await self._invalidate_what_is_hidden(number, view, obj)
+            return
         # For this request, the kernel holds the lock of a directory whose mode, owner or ACL changes.
         with self._invalidation.notifier.suspended(self._nodes.nodeid(number, obj)):
             await self._invalidate_what_is_hidden(number, view, obj)
@@ -403,6 +406,8 @@ class Changes:
         invalidated: list[tuple[SubtreeInvalidation, PendingNames]] = []
         for one in (obj, *self._nodes.registry.twins(obj)):
             for parent, _ in self._invalidation.names_of(one):
+                if parent.proof is None:
+                    continue
                 if not self._complete.still_shows(view, parent, one.filesystem.stat(self._nodes.descriptors.fd(one))):
                     wait = self._invalidation.invalidate_listing(parent)
                     if wait is not None:
