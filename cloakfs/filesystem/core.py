@@ -38,6 +38,7 @@ from ..tree.visibility import AT_ONCE, TooManyAncestors, Visibility, VisibilityR
 from ..tuning import STANDARD, Tuning
 from ..view import LowerMount, View
 from .callers import Callers, Served
+from .expirednames import ExpiredNames
 from .handles import HalfRead, OpenFiles
 from .lockholders import LockHolders
 from .operation import Requests, Turns
@@ -147,6 +148,7 @@ class Core(pyfuse3.Operations):
         # Attributes of their own, since each request reads them.
         self.knfsd = mode.knfsd
         self.ganesha = mode.ganesha
+        self.expired_names = ExpiredNames()
         self.exported = mode.is_exported
         # The text of a symbolic link never changes, except where another machine or process serves the file system, and
         # a caller gets to it by a name. (In an export, by a handle.)

@@ -83,6 +83,8 @@ class DataOperations(Core):
         """Open the real file as the caller: its permissions and ACLs decide, at this moment."""
         if self.self_probe.threads and (own := self._opened_by_daemon(flags, ctx)):
             return own
+        if self.knfsd:
+            self.expired_names.used_by_handle(inode)
         at = await self._enter(inode, ctx)
         self._require_descriptor(at)
         # The kernel checks this only for descriptors to write to; for others, when the daemon has emptied the file.
@@ -288,7 +290,11 @@ class DataOperations(Core):
     @operation
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
         """See fsync(2) and fdatasync(2)."""
-        await trio.to_thread.run_sync(calls.fdatasync if datasync else calls.fsync, fh, abandon_on_cancel=True)
+        sync = calls.fdatasync if datasync else calls.fsync
+        if self.files.by_fd[fh].obj.filesystem.in_memory:
+            sync(fh)  # there is nothing to wait for
+        else:
+            await trio.to_thread.run_sync(sync, fh, abandon_on_cancel=True)
 
     @operation
     async def release(self, fh: FileHandleT) -> None:

@@ -370,7 +370,7 @@ class DirectoryOperations(NameOperations):
         if proof is not None and proof.is_proven:
             proof = None
         is_known_to, nodeid, readdir_reply = self.cache.is_known_to, self.nodes.nodeid, pyfuse3.readdir_reply
-        token, found = reply.token, directory.found
+        token, found, expired = reply.token, directory.found, self.expired_names.nodeids
         # It must be what the name leads to now: every change made until now has to have been reported.
         known = (at.obj.children or {}) if at.who is not DAEMON and self.visibility.access_paths.is_up_to_date() else {}
         pending = directory.pending
@@ -394,6 +394,7 @@ class DirectoryOperations(NameOperations):
                     and name not in unreported
                     and (obj.rare is None or not obj.others)  # a policy may hide one of several names of a file
                     and is_known_to(number, obj, viewer)
+                    and not (expired and nodeid(number, obj) in expired)
                 ):
                     shown = nodeid(number, obj)
                 else:
@@ -446,6 +447,7 @@ class DirectoryOperations(NameOperations):
                 return False
             if name not in (b".", b".."):
                 self.nodes.get(shown.st_ino).lookups += 1
+                self.expired_names.renewed(shown.st_ino)
         reply.has_entries = True
         if directory.found:
             self._drop_found(directory, name)

@@ -12,7 +12,7 @@ from ..linux import process
 from ..policy import Attrs
 from ..stacking.upper import QUERY_XATTR
 from ..tree import calls
-from ..tree.objects import Stale
+from ..tree.objects import ALL_VIEWERS, Stale
 from ..tree.request import Request
 from .core import Core
 from .operation import operation
@@ -55,6 +55,8 @@ class XattrOperations(Core):
         """See getxattr(2)."""
         if name == _QUERY:
             return await self._answer_query(inode, ctx)
+        if self.knfsd:
+            self.expired_names.used_by_handle(inode)
         if name in _OFTEN_READ and self._is_known_to_lack(inode, ctx, name):
             raise FUSEError(_has_none(name))
         try:
@@ -94,17 +96,22 @@ class XattrOperations(Core):
         obj = self.nodes.known_as(inode)
         if obj is None or not self.cache.lacks_xattr(obj, name):
             return False
-        if not self.xattrs or self.exported or self._is_top(inode):
+        # What could be reached in an exported mount without a search is the root alone (`_require_server`).
+        is_for_server = self.exported and (name != CAPABILITY or not self.knfsd or obj is self.nodes.root)
+        if not self.xattrs or is_for_server or self._is_top(inode):
             return False
         if self.enable_acl and name in acl.XATTRS:
             return False  # `KernelCache.acl` decides what the kernel keeps
+        if self.knfsd:
+            self.reconnection.end(ctx.pid)
         served = self.callers.served_at_once(inode, ctx, for_attributes=True)
         if served is None:
             return False
         number, _, who, viewer = served
         viewer = self.cache.viewer_of(obj, viewer, who)
-        self.cache.note_viewer(number, obj, viewer)
-        return self.cache.is_known_to(number, obj, viewer)
+        if self.cache.subtree_check and obj.audience not in (viewer, ALL_VIEWERS):
+            return False
+        return self.cache.note_viewer(number, obj, viewer) is None and self.cache.is_known_to(number, obj, viewer)
 
     def _get(self, at: Request, name: bytes) -> bytes:
         if name not in acl.XATTRS and not name.startswith(b"security."):

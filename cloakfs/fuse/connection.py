@@ -1,4 +1,4 @@
-"""Aborts a FUSE connection, and limits how many requests the kernel sends at a time.
+"""Aborts a FUSE connection, and sets what the kernel sends: how many requests at a time, and how far it reads ahead.
 
 (The reaper uses this module, so it imports next to nothing.)
 
@@ -52,6 +52,21 @@ def limit_background(device: str, most: int, congested: int) -> None:
         with ownfiles.open(open_control(device, name, os.O_RDONLY), "rb", buffering=0) as file:
             if int(file.read(32)) != number:
                 raise OSError(errno.EDOM, os.strerror(errno.EDOM))
+
+
+def set_read_ahead(device: str, kib: int) -> None:
+    """Let the kernel read so much ahead of a program that reads in order, in requests of up to 1 MiB.
+
+    To be called after FUSE_INIT has been answered, which sets the 128 KiB that libfuse asks for.
+
+    Raises:
+        OSError: the setting cannot be written, as where /sys is read-only.
+    """
+    of_mount = f"/sys/class/bdi/{device}"
+    if ownfiles.exists(f"{of_mount}-fuseblk"):  # then, without this, it is the one of the block device itself
+        of_mount += "-fuseblk"
+    with ownfiles.open(f"{of_mount}/read_ahead_kb", "wb", buffering=0) as file:
+        file.write(b"%d" % kib)
 
 
 def open_abort(device: str) -> int:

@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 STILL_IN_USE = "still in use"
 """What the log says of a mount that is cut off because it did not end in time."""
 
+_READ_AHEAD_KIB = 1024  # as much as one request reads at most
+
 
 def serve(settings: Settings, ready: Callable[[], None]) -> None:
     """Mount and serve until the mount is unmounted, or a signal ends this.
@@ -198,6 +200,8 @@ class MountDaemon:
     async def _report_ready(self) -> None:
         settings = self._settings
         await trio.to_thread.run_sync(linux.apart, self._filesystem.self_probe.check, abandon_on_cancel=True)
+        if settings.mount_options.export_mode.is_exported:
+            self._read_further_ahead()
         self._publisher.rules()
         log.info("%s: serving %s", settings.target, settings.source)
         log.info("%s: access is %s", settings.target, self._publisher.access())
@@ -208,6 +212,13 @@ class MountDaemon:
         self._report(READY)  # first: who sees the mount may rely on its being mounted again
         self._ready()
         self._supervisor.ready(f"serving {settings.source} at {settings.target}")
+
+    def _read_further_ahead(self) -> None:
+        """Have the kernel read more ahead: a server reads in pieces, and waits for each that is not there."""
+        try:
+            connection.set_read_ahead(self._attached.device, _READ_AHEAD_KIB)
+        except OSError as exc:
+            log.info("%s: the kernel reads no more than 128 KiB ahead (%s)", self._settings.target, exc)
 
     async def _feed_watchdog(self, seconds: float) -> None:
         """Notify systemd, as often as it expects that, that a request was answered; a loop that hangs does not.

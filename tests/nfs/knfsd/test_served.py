@@ -74,6 +74,48 @@ def test_the_daemon_reads_and_writes_what_is_exported(
     assert found["write"] >= 10
 
 
+def test_the_kernel_reads_far_ahead(share: Callable[..., Share], mount_nfs: Callable[..., str]) -> None:
+    """Of 8 MiB in order, it wants up to 1 MiB at a time. By itself, FUSE's kernel would want 64 times 128 KiB."""
+
+    def prepare(top: str) -> None:
+        Path(top, "large").write_bytes(os.urandom(8 << 20))
+        os.chmod(f"{top}/large", 0o644)
+
+    tree = share("ro", prepare)
+    place = mount_nfs(tree, "4.2")
+    before = requests(tree)
+    assert read(f"{place}/large") == read(tree.real("large"))
+    assert 8 <= (requests(tree) - before)["read"] <= 24
+
+
+def _list_with_acls(directory: str) -> None:
+    subprocess.run(["ls", "-l", directory], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_listing_renews_the_names_of_files_that_were_used_by_handle(
+    share: Callable[..., Share], mount_nfs: Callable[..., str], user: Callable[..., User]
+) -> None:
+    """`ls -l` reads the ACL of each file, by NFSv3: the server does that by handle, and the name expires."""
+    files = 100
+
+    def prepare(top: str) -> None:
+        home = Path(top, "home")
+        home.mkdir()
+        for number in range(files):
+            (home / f"file-{number}").touch(mode=0o600)
+        for path in (home, *home.iterdir()):
+            os.chown(path, ANN, ANN)
+        home.chmod(0o700)
+
+    tree, ann = share("ro,subtree_check,cloak_list = uid +077 0 1999", prepare), user(ANN)
+    for round_ in range(3):
+        before = requests(tree)
+        ann.do(_list_with_acls, f"{mount_nfs(tree, '3', 'nosharecache')}/home")
+        counts = requests(tree) - before
+        assert counts["getxattr"] >= files  # or this test shows nothing
+        assert round_ == 0 or counts["lookup"] <= 20, counts
+
+
 def test_a_daemon_that_hangs_is_told_and_keeps_no_thread_of_the_server(
     share: Callable[..., Share], mount_nfs: Callable[..., str]
 ) -> None:
