@@ -45,16 +45,18 @@ def ping_pong(mode: str, tops: Sequence[str], seconds: float) -> str:
     with contextlib.ExitStack() as stack:
         running = [stack.enter_context(_start(command, top)) for top in tops]
         said = [process.communicate()[0].replace("\r", "\n").split("\n") for process in running]
+    problems = []
     for top, text in zip(tops, said, strict=True):
         lines = [line.strip() for line in text if line.strip()]
         increments = [found[1] for line in lines if (found := _INCREMENT.fullmatch(line))]
         other = {line for line in lines if not _RATE.fullmatch(line) and not _INCREMENT.fullmatch(line)}
-        if other or len(lines) == len(increments):
-            return f"{top}: {'; '.join(sorted(other)) or 'no lock was passed on'}"
+        rates = [line for line in lines if _RATE.fullmatch(line)]
+        if other or not rates:
+            problems.append(f"{top}: {'; '.join(sorted(other)) or 'no lock was passed on'}")
         # At first and in the end, not all of them run.
-        if "w" in mode and str(len(tops)) not in increments:
-            return f"{top}: {len(tops)} add one each, but it saw {', '.join(increments)} more"
-    return ""
+        elif "w" in mode and str(len(tops)) not in increments:
+            problems.append(f"{top}: {len(tops)} add one each, but it saw {', '.join(increments)} more ({rates[-1]})")
+    return "; ".join(problems)
 
 
 def stress(stressor: str, top: str, seconds: float) -> str:

@@ -6,6 +6,7 @@ which only the owner was told, so that the daemon refuses others there, whatever
 
 import errno
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,9 +18,10 @@ import pytest
 from tests.agents import User, read
 from tests.mount import conftest
 from tests.nfs import nfs3
-from tests.nfs.knfsd.fixtures import VERSIONS, NfsHost, Share, drop_caches, requests
+from tests.nfs.knfsd.fixtures import VERSIONS, NfsHost, Share, drop_caches, requests, sh
 from tests.nfs.knfsd.test_all_squash import look
 from tests.nfs.knfsd.test_handles import everything
+from tests.waiting import wait_until
 
 ANN, BOB, GROUP = 1000, 1001, 1600
 CLOAK = "cloak_list = uid +077 1 6000"
@@ -268,3 +270,22 @@ def test_a_reload_turns_it_on_and_off(site: Site) -> None:
             line for line in Path("/var/lib/nfs/etab").read_text().splitlines() if line.startswith(site.tree.path)
         )
         assert ("no_subtree_check" not in line) is is_checked
+
+
+def _acl(path: str) -> str:
+    return subprocess.run(["getfacl", "-cp", path], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_acl_of_the_top(share: MakeShare, mount_nfs: MountNfs, user: MakeUser) -> None:
+    """That it has none is known without a look, until it gets one behind the mount."""
+    tree = share(CHECKED, fill)
+    at, ann = mount_nfs(tree, "3", "noac"), user(ANN)
+    plain = ann.do(_acl, at)
+    assert "user:" not in plain.replace("user::", "")
+    for _ in range(3):
+        assert ann.do(_acl, at) == plain
+        assert ann.do(read, f"{at}/home/ann/letter") == b"ann"
+    sh("setfacl", "-m", f"u:{BOB}:rwx", tree.real())
+    wait_until(lambda: f"user:{BOB}:rwx" in ann.do(_acl, at))
+    sh("setfacl", "-b", tree.real())
+    wait_until(lambda: ann.do(_acl, at) == plain)
