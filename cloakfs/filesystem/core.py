@@ -42,6 +42,7 @@ from .expirednames import ExpiredNames
 from .handles import HalfRead, OpenFiles
 from .lockholders import LockHolders
 from .operation import Requests, Turns
+from .passing import Passing
 from .passthrough import Passthrough
 from .probing import Probing
 from .reader import Reader
@@ -210,6 +211,7 @@ class Core(pyfuse3.Operations):
         self.finder = Finder(nodes, self._note_hidden_name)
         self.find = self.finder.find
         self.replies = Replies(nodes, self.cache, mode)
+        self.passing = Passing(nodes, views, self.cache, self.visibility.access_paths)
         # For every request, without a call.
         self._by_number = nodes.registry.by_number
         self._remote_mountpoints = nodes.mounts.remote_mountpoints
