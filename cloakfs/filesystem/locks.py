@@ -160,8 +160,14 @@ class LockOperations(Core):
         if holder is None and access != os.O_WRONLY and self.locks.is_free(fh):
             return self.locks.add(obj, owner, Holder(fh, access, fh, file.uid))
         # What is open for writing alone would not do as soon as the owner locks for reading, by another open file.
+        own = access
         access = os.O_RDONLY if holder is None and access == os.O_RDONLY else os.O_RDWR
-        new = Holder(await self._for_locks(file, fh, access), access, fh, file.uid)
+        try:
+            new = Holder(await self._for_locks(file, fh, access), access, fh, file.uid)
+        except PermissionError:  # it is immutable by now (chattr +i)
+            if holder is not None or not self.locks.is_free(fh):
+                raise FUSEError(errno.ENOLCK) from None
+            return self.locks.add(obj, owner, Holder(fh, own, fh, file.uid))
         holder = self.locks.find(obj, owner)
         if holder is not None:
             if holder.allows(kind):  # another thread of the process was first
@@ -193,12 +199,15 @@ class LockOperations(Core):
         """Open the file once more, for locks alone: nothing is read or written by this descriptor.
 
         Raises:
-            OSError: ENOLCK: the caller has its share of descriptors.
+            OSError: ENOLCK: the caller has its share of descriptors; EPERM: not even root may open it.
         """
         shares = self.files.shares
         if not shares.has_share_left(file.uid):
             raise self._refuse(shares, "files and directories open", file)
-        return await self._call(file, calls.open, ROOT, fh, access)
+        try:
+            return await self._call(file, calls.open, ROOT, fh, access)
+        except PermissionError:  # it can only be appended to (chattr +a)
+            return await self._call(file, calls.open, ROOT, fh, access | os.O_APPEND)
 
     def _refuse(self, shares: Shares[int], what: str, file: OpenFile) -> OSError:
         return self.requests.refuse(shares, what, file.uid, f"server uid {file.uid}", errno.ENOLCK)

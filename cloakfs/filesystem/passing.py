@@ -23,7 +23,7 @@ MOST = 1000
 """How many answers are kept, one for each directory; the one that was noted first gives way."""
 
 
-class _Answer(NamedTuple):
+class _LastAnswer(NamedTuple):
     """What an answer was based on, and the answer.
 
     Attributes:
@@ -59,7 +59,7 @@ class Passing:
         self._views = views
         self._cache = cache
         self._access_paths = access_paths
-        self._answers: dict[InodeT, _Answer] = {}
+        self._answers: dict[InodeT, _LastAnswer] = {}
 
     def _state(self) -> tuple[int, int, int]:
         """Return what is another value once anything but the directory itself has changed that an answer depends on."""
@@ -106,4 +106,4 @@ class Passing:
         ):
             if len(self._answers) >= MOST:
                 del self._answers[next(iter(self._answers))]
-            self._answers[inode] = _Answer(uid, ctx.gid, at.view, directory, at.info, self._state(), entry)
+            self._answers[inode] = _LastAnswer(uid, ctx.gid, at.view, directory, at.info, self._state(), entry)

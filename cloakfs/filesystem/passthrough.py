@@ -17,6 +17,7 @@ import errno
 import logging
 import os
 import stat
+from collections.abc import Iterable
 
 import trio
 
@@ -64,8 +65,8 @@ class Passthrough:
         """Whether to ask the kernel for it."""
         return not self._forbidden
 
-    def why_not(self) -> str:
-        """Return in words why no file is, or those of one file system are not; "" if all may be.
+    def why_not(self, filesystems: Iterable[MountedFilesystem]) -> str:
+        """Return in words why no file is, or those of one of these file systems are not; "" if all may be.
 
         Known once the kernel has connected.
         """
@@ -73,7 +74,7 @@ class Passthrough:
             return self._forbidden
         if not compatibility.passes_through():
             return compatibility.why_no_passthrough()
-        return next((f"{it.path}: {reason}" for it, reason in self._why_not.items() if reason), "")
+        return next((f"{it.path}: {reason}" for it in filesystems if (reason := self._reason(it))), "")
 
     def open(self, at: Request, fd: int, flags: int, *, may_begin: bool) -> int:
         """Return the id by which the kernel reads and writes a file by itself; 0 if the daemon does, as in doubt.

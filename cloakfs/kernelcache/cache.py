@@ -164,7 +164,8 @@ class KernelCache:
     async def confirm_content(self, number: int, obj: Object, in_thread: InThread) -> None:
         """Wait until neither pages nor attributes of a file are cached that were changed before now, by whomever.
 
-        For some time from then on, they are only invalidated if the file is changed again.
+        Nor are names: a file may be locked so that another one can be replaced. For some time from then on, pages and
+        attributes of the file are only invalidated if it is changed again.
 
         Args:
             number: of the view.
@@ -174,6 +175,7 @@ class KernelCache:
         is_known = obj.filesystem.watched and not self._nodes.registry.twins(obj) and await self._changes.catch_up()
         if not is_known:
             self.invalidation.invalidate_pages(number, obj)
+        await self.invalidation.settled()
         await self.invalidation.notifier.confirm(self._nodes.nodeid(number, obj), in_thread)
 
     # -- for as long as the mount is there ---------------------------------------------------------

@@ -340,7 +340,7 @@ def _unreported(case: CacheCase) -> CacheLimit:
 
 def _unnamed(case: CacheCase) -> CacheLimit:
     if case.mounted.watched:
-        return CacheLimit("a change made by file handle need not report the name")
+        return CacheLimit("a change made by a file handle may be reported without a name")
     return _unreported(case)
 
 

@@ -405,13 +405,7 @@ class Changes:
         waits: set[trio.Event] = set()
         invalidated: list[tuple[SubtreeInvalidation, PendingNames]] = []
         for one in (obj, *self._nodes.registry.twins(obj)):
-            for parent, _ in self._invalidation.names_of(one):
-                if parent.proof is None:
-                    continue
-                if not self._complete.still_shows(view, parent, one.filesystem.stat(self._nodes.descriptors.fd(one))):
-                    wait = self._invalidation.invalidate_listing(parent)
-                    if wait is not None:
-                        waits.add(wait)
+            waits |= self._invalidate_listings_that_hide(view, one)
             if not one.ever_cached_in:
                 continue
             if self._hides_from_any_viewer(one):
@@ -428,6 +422,15 @@ class Changes:
             # The kernel does not drop names in the directory that are in use, and the next LOOKUP of the directory
             # makes them valid again. So they are waited for, too, except where requests hold the lock that this needs.
             await self._wait_unless_suspended(subtree.own_names)
+
+    def _invalidate_listings_that_hide(self, view: View, obj: Object) -> set[trio.Event]:
+        """Invalidate the listings of complete directories that would not show an object as it is now."""
+        proven = [parent for parent, _ in self._invalidation.names_of(obj) if parent.proof is not None]
+        if not proven:
+            return set()
+        info = obj.filesystem.stat(self._nodes.descriptors.fd(obj))
+        hiding = [parent for parent in proven if not self._complete.still_shows(view, parent, info)]
+        return {wait for parent in hiding if (wait := self._invalidation.invalidate_listing(parent)) is not None}
 
     def _hides_from_viewer(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
         """Whether some caller must not see (any more) what is cached of `obj`, or of what is below it."""

@@ -29,6 +29,9 @@ _MOST_ABSENT = 10_000
 # perhaps.
 _EXAMINED_AT_ONCE = 4096
 
+# How long who has got a lock waits for a process that keeps the lock of a directory.
+_SETTLE_SECONDS = 1.0
+
 _NO_VIEWS: frozenset[int] = frozenset()
 _NO_NAMES: frozenset[bytes] = frozenset()
 
@@ -399,6 +402,18 @@ class Invalidation:
         for names in last:
             self._invalidate_names(names)
         self._ending.remove((first, last))
+
+    async def settled(self) -> None:
+        """Wait until nothing is cached by name that is known to have changed, for a second at most.
+
+        It takes longer only where a process holds the lock of a directory.
+        """
+        if self.notifier.is_idle() and not self.subtrees:
+            return
+        with trio.move_on_after(_SETTLE_SECONDS):
+            for subtree in list(self.subtrees.values()):
+                await self.invalidated(subtree)
+            await self.notifier.names_settled()
 
     def is_being_invalidated(self, obj: Object) -> bool:
         """Whether the object is below a directory whose subtree is still being invalidated."""

@@ -362,6 +362,13 @@ class Notifier:
         """Whether no name and no listing is pending anywhere."""
         return not self._queues and not self._deferred
 
+    async def names_settled(self) -> None:
+        """Wait until the names are invalidated that wait for a thread by now, other than in stalled directories."""
+        for queue in list(self._queues.values()):
+            for batch in (queue.running, queue.waiting):
+                if batch is not None and not queue.stalled:
+                    await batch.settled.wait()
+
     def is_suspended(self, event: trio.Event) -> bool:
         """Whether this event (of `invalidate_entry`) is about a directory that is `suspended`."""
         for directory in self._suspended:

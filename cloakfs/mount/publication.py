@@ -72,12 +72,13 @@ class Publisher:
     def rules(self) -> None:
         """Publish what the kernel may cache or does by itself, who checks permissions, where locks hold, what fails."""
         # `way_out` is what scripts, and earlier versions of `cloakfs status`, read as the hint.
-        cached = [{**asdict(fact), "way_out": fact.hint} for fact in self._filesystem.cache.report()]
+        filesystem = self._filesystem
+        cached = [{**asdict(fact), "way_out": fact.hint} for fact in filesystem.cache.report()]
         self._published.rules(
             cached,
             access=self.access(),
             locks=self.locks(),
-            passthrough=passthrough_in_words(self._filesystem.passthrough.why_not()),
+            passthrough=passthrough_in_words(filesystem.passthrough.why_not(filesystem.nodes.mounts.filesystems)),
             numbers=self._numbers(),
         )
 

@@ -191,6 +191,26 @@ def check_git(top: str, done: int) -> str:
     return "" if not found.returncode and commits == done else f"{found.stderr.strip()}; {commits} commits, {done} made"
 
 
+def use_replaced(top: str, who: str, until: float) -> int:
+    """Replace a file by one with a larger number, under a lock of another file."""
+    done = 0
+    while time.time() < until:
+        fd = os.open(f"{top}/replaced.lock", os.O_RDWR)
+        wait_for_lock(fd)
+        number = int(Path(top, "replaced").read_text())
+        new = Path(top, f"replaced.{who}")
+        new.write_text(str(number + 1))
+        new.rename(Path(top, "replaced"))
+        os.close(fd)
+        done += 1
+    return done
+
+
+def check_replaced(top: str, done: int) -> str:
+    number = int(Path(top, "replaced").read_text())
+    return "" if number == done else f"the number is {number}, replaced {done} times"
+
+
 WORK: dict[str, tuple[Callable[..., int], Callable[[str, int], str]]] = {
     "sqlite": (use_sqlite, check_sqlite),
     "log": (use_log, check_log),
@@ -198,7 +218,11 @@ WORK: dict[str, tuple[Callable[..., int], Callable[[str, int], str]]] = {
     "mbox": (use_mbox, check_mbox),
     "maildir": (use_maildir, check_maildir),
     "git": (use_git, check_git),
+    "replaced": (use_replaced, check_replaced),
 }
+_LOCAL_WORK = {"replaced"}
+"""Of an NFS client, a lock of one file says nothing about the name of another."""
+
 _LOCKS_BY_ITSELF = ("log", "records")
 
 # One processor does all of it: without this, NFS clients would get to do almost nothing.
@@ -213,8 +237,9 @@ def prepare(top: str) -> None:
         database.execute("CREATE TABLE sums (sum INTEGER)")
         database.execute("INSERT INTO sums VALUES (0)")
         database.execute("CREATE TABLE lines (who TEXT, line INTEGER)")
-    for name in ("log", "records", "mbox"):
+    for name in ("log", "records", "mbox", "replaced.lock"):
         Path(top, name).touch()
+    Path(top, "replaced").write_text("0")
     mailbox.Maildir(f"{top}/maildir")
     os.mkdir(f"{top}/repository")
     for command in (["init", "--quiet"], ["commit", "--quiet", "--allow-empty", "-m", "first"]):
@@ -276,7 +301,12 @@ def run(work: list[str], seconds: float, *, exports: bool = False) -> dict[str, 
         real = tops["tree"]
         with User(UID) as first:
             first.do(prepare, real)
-        users = [(name, place, stack.enter_context(User(UID)), top) for name in work for place, top in tops.items()]
+        users = [
+            (name, place, stack.enter_context(User(UID)), top)
+            for name in work
+            for place, top in tops.items()
+            if name not in _LOCAL_WORK or not place.startswith("NFS")
+        ]
         until = time.time() + seconds
         for name, place, user, top in users:
             user.do(os.putenv, "HOME", real)

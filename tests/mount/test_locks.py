@@ -12,6 +12,7 @@ import mmap
 import os
 import signal
 import struct
+import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -480,6 +481,39 @@ def test_the_end_of_a_file_under_a_lock() -> None:
     Not even by others who close the file.
     """
     assert campaign.run(["records"], 6)["records"][1] == ""
+
+
+def test_a_file_that_is_replaced_under_a_lock_of_another_one() -> None:
+    assert campaign.run(["replaced"], 4)["replaced"][1] == ""
+
+
+@pytest.mark.parametrize("how", KINDS)
+@pytest.mark.parametrize("attribute", ["a", "i"])
+def test_files_that_not_even_root_may_open_to_write(attribute: str, how: str, base: str) -> None:
+    """An append-only file is opened once more with O_APPEND, and an immutable one was open before."""
+    flags = os.O_WRONLY | (os.O_APPEND if attribute == "a" else 0)
+
+    def play(path: str) -> list[object]:
+        with User(UID) as one, User(UID) as two:
+            if attribute == "a":
+                subprocess.run(["chattr", "+a", real], check=True)
+            fd, other = one.do(os.open, path, flags), two.do(os.open, path, flags)
+            subprocess.run(["chattr", f"+{attribute}", real], check=True)
+            try:
+                said: list[object] = [one.error(lock, fd, how, WRITE), two.error(lock, other, how, WRITE)]
+                said += [one.error(lock, fd, how, NONE), two.error(lock, other, how, WRITE)]
+                return said
+            finally:
+                subprocess.run(["chattr", f"-{attribute}", real], check=True)
+
+    with filesystem("ext4", base) as tree:
+        real = f"{tree}/file"
+        Path(real).write_bytes(b"x")
+        os.chown(real, UID, UID)
+        expected = play(real)
+        os.mkdir(f"{base}/mount")
+        with mounted(tree, f"{base}/mount") as m:
+            assert play(m.at("file")) == expected == [0, errno.EAGAIN, 0, 0]
 
 
 @pytest.mark.parametrize("locks_again", [True, False])
