@@ -3,6 +3,7 @@
 What libnfs itself keeps is turned off, so that each call is answered by the server.
 """
 
+import contextlib
 import ctypes
 import errno
 import itertools
@@ -12,7 +13,9 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import NamedTuple, Self
 
-NAME = "libnfs.so.13"
+NAMES = ("libnfs.so.13", "libnfs.so.14")
+"""Of Debian 12 and 13. What is called here is the same in both."""
+
 TIMEOUT_MS = 20_000
 
 _pointer = ctypes.POINTER(ctypes.c_void_p)
@@ -83,7 +86,12 @@ _SIGNATURES: dict[str, list[object]] = {
 
 
 def _load() -> ctypes.CDLL:
-    lib = ctypes.CDLL(NAME)
+    for name in NAMES:
+        with contextlib.suppress(OSError):
+            lib = ctypes.CDLL(name)
+            break
+    else:
+        raise OSError(f"needs {' or '.join(NAMES)} (scripts/setup --test)")
     for name, arguments in _SIGNATURES.items():
         getattr(lib, name).argtypes = [ctypes.c_void_p, *arguments]
     lib.nfs_init_context.restype = ctypes.c_void_p
