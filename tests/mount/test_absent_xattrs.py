@@ -140,7 +140,10 @@ def test_what_ls_asks_of_each_file_is_read_once(
     ids=["caller view", "the kernel checks", "fixed view"],
 )
 def test_ls_asks_for_one_label(view: tuple[str, ...], each: int, home: str, mount: MakeMount, user: MakeUser) -> None:
-    """ls -l asks no further file for a label, and for each ACL only where the kernel cannot remember it."""
+    """ls -l asks no further file for a label, and for each ACL only where the kernel cannot remember it.
+
+    That of coreutils 9.7 lists what each file has, and asks for nothing.
+    """
     for number in range(20):
         Path(home, f"{number}").touch()
         os.chown(os.path.join(home, f"{number}"), ANN, ANN)
