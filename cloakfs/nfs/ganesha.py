@@ -61,7 +61,8 @@ _SECURITY = ("none", "sys", "krb5", "krb5i", "krb5p")
 
 _RELEASE = re.compile(r"\bV(\d+)")
 # From some release after 4.3 on, it ends at the start where it may not call prctl(PR_SET_IO_FLUSHER), which takes
-# CAP_SYS_RESOURCE, as in many containers; unless it is told not to. 4.3 ends at a key that it does not know.
+# CAP_SYS_RESOURCE, as in many containers; unless it is told not to. 4.3 does not know this key, complains at each
+# reload, and that is then taken for a failed one.
 _KNOWS_IO_FLUSHER = 6
 
 # Its scanner cannot tell where a string with a backslash ends, and mixes up strings that contain quotes (read).
