@@ -1,9 +1,9 @@
 """Builds the Debian package in a bare Debian 12 or 13, and installs it in another one.
 
-There it works with it, serves an export, upgrades it from 0.1.0 and purges it. Each root has nothing but what every
+There it works with it, serves an export, upgrades it from the first version that runs there, and purges it. Each root has nothing but what every
 system has (mmdebstrap, --variant=minbase), and is made from nothing. Everything in it happens in mount and process
-namespaces of its own, which end with it. Both packages are built with scripts/package: that of 0.1.0 from the last
-commit that had this version. Without --release, both releases have their turn. What is committed is built.
+namespaces of its own, which end with it. Both packages are built with scripts/package: the earlier one from the last
+commit that had its version. Without --release, both releases have their turn. What is committed is built.
 """
 
 import argparse
@@ -13,6 +13,9 @@ import sys
 from pathlib import Path
 
 from tests.campaign.bare import CLONE, RELEASES, TOP, add_release, is_possible, make_builder, make_root, room, run_in
+
+# The first version that runs on each: 0.1.0 looks for the libfuse of Debian 12 by its name.
+_EARLIER = {"bookworm": "0.1.0", "trixie": "0.2.0"}
 
 # What apt, mount(8) and nfs-ganesha leave behind by themselves.
 _OTHERS = ("/var/lib/dpkg/", "/var/lib/apt/", "/var/log/", "/var/cache/", "/run/mount", "/round/")
@@ -122,23 +125,24 @@ echo "--- purged"
 
 BUILD = f"""
 set -e
+earlier=$1
 cd {CLONE}
 scripts/package
 mkdir /old
-git archive "$(git log -1 --format=%H '-Sversion = "0.1.0"' -- pyproject.toml)^" | tar -x -C /old
+git archive "$(git log -1 --format=%H -S"version = \\"$earlier\\"" -- pyproject.toml)^" | tar -x -C /old
 .venv/bin/pip --quiet --disable-pip-version-check wheel --no-deps --wheel-dir /old/dist /old
 mkdir /built
 mv dist/cloakfs_*.deb /built/new.deb
-scripts/package --wheel /old/dist/cloakfs-0.1.0-*.whl
+scripts/package --wheel /old/dist/cloakfs-"$earlier"-*.whl
 mv dist/cloakfs_*.deb /built/old.deb
 """
 
 
 def build(release: str, room: Path) -> tuple[Path, Path]:
-    """Return the packages of 0.1.0 and of now, built in a root of this release."""
+    """Return the package of the earlier version and that of now, built in a root of this release."""
     root = room / "builder"
     make_builder(release, root)
-    if run_in(root, BUILD, seen=False):
+    if run_in(root, f"set {_EARLIER[release]}\n{BUILD}", seen=False):
         raise SystemExit(f"debian: {release}: the packages cannot be built")
     return root / "built/old.deb", root / "built/new.deb"
 
@@ -175,7 +179,7 @@ def main() -> int:
     parser.add_argument(
         "--deb", type=Path, metavar="FILE", help="A package that has been built already, for --release."
     )
-    parser.add_argument("--old", type=Path, metavar="FILE", help="The same of 0.1.0.")
+    parser.add_argument("--old", type=Path, metavar="FILE", help="The same of an earlier version.")
     given = parser.parse_args()
     releases = given.release or RELEASES
     if (given.deb is None) != (given.old is None) or (given.deb and len(releases) != 1):
