@@ -1,9 +1,10 @@
 """Builds the Debian package in a bare Debian 12 or 13, and installs it in another one.
 
-There it works with it, serves an export, upgrades it from the first version that runs there, and purges it. Each root has nothing but what every
-system has (mmdebstrap, --variant=minbase), and is made from nothing. Everything in it happens in mount and process
-namespaces of its own, which end with it. Both packages are built with scripts/package: the earlier one from the last
-commit that had its version. Without --release, both releases have their turn. What is committed is built.
+There it works with it, serves an export, upgrades it from the first version that runs there, and purges it. Each root
+has nothing but what every system has (mmdebstrap, --variant=minbase), and is made from nothing. Everything in it
+happens in mount and process namespaces of its own, which end with it. Both packages are built with scripts/package: the
+earlier one from the last commit that had its version. Without --release, both releases have their turn. What is
+committed is built.
 """
 
 import argparse
