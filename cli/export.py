@@ -132,7 +132,12 @@ class _Service:
             return knfsd.render(made.mounts)
         exports = exports_of(made.mounts, self.ids, store=False)
         return ganesha.render(
-            exports, state_dir=self.state_dir, port=self.port, bind_addr=self.bind, protocols=self.protocols
+            exports,
+            state_dir=self.state_dir,
+            port=self.port,
+            bind_addr=self.bind,
+            protocols=self.protocols,
+            release=ganesha.installed_release(),
         )
 
 

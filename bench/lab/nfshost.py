@@ -29,6 +29,16 @@ def drop_caches() -> None:
         file.write("2\n")
 
 
+def end_grace() -> None:
+    """End the time in which clients of version 4 claim what they held, if it has not ended."""
+    try:
+        with open("/proc/fs/nfsd/v4_end_grace", "w", encoding="ascii") as file:
+            file.write("Y")
+    except OSError as exc:  # of newer kernels, while there is nothing that could end
+        if exc.errno != errno.EBUSY:
+            raise
+
+
 class NfsHost:
     """What a machine with nfs-kernel-server runs; no grace time to wait for."""
 
@@ -39,12 +49,7 @@ class NfsHost:
         self.mountd = self._start_mountd(manage_gids=False)
         sh("rpc.statd")
         self.set_threads(8)
-        try:
-            with open("/proc/fs/nfsd/v4_end_grace", "w", encoding="ascii") as file:
-                file.write("Y")
-        except OSError as exc:  # of newer kernels, while there is nothing that could end
-            if exc.errno != errno.EBUSY:
-                raise
+        end_grace()
 
     def set_threads(self, number: int) -> None:
         """Run with so many threads; 1 has every request served by the thread that served the one before."""

@@ -24,6 +24,9 @@ _QUERY = os.fsencode(QUERY_XATTR)
 _OFTEN_READ = frozenset({CAPABILITY, _LABEL, b"system.posix_acl_access"})
 """What the kernel reads before every write, and ls(1) of every file; mostly, there is none."""
 
+_ALL_NAMES, _PLAIN_NAMES = b"", b"*"
+"""No names of attributes: they stand for all of an object's, and for all but those that only root may list."""
+
 
 class XattrOperations(Core):
     """GETXATTR, SETXATTR, LISTXATTR, REMOVEXATTR."""
@@ -87,18 +90,18 @@ class XattrOperations(Core):
             raise absent
         return at.view.acl_out(value, at.checked_caller)
 
-    def _is_known_to_lack(self, inode: InodeT, ctx: RequestContext, name: bytes) -> bool:
+    def _is_known_to_lack(self, inode: InodeT, ctx: RequestContext, name: bytes = _PLAIN_NAMES) -> bool:
         """Whether the object has no attribute of this name, and its attributes are cached for this caller.
 
-        Both hold as long as no change is reported: the kernel itself would answer, if it cached this as it does the
-        attributes. So no system call is needed to know it.
+        Without a name, whether it has none that the caller may list. Both hold as long as no change is reported: the
+        kernel itself would answer, if it cached this as it does the attributes. So no system call is needed to know it.
         """
         obj = self.nodes.known_as(inode)
         if obj is None or not self.cache.lacks_xattr(obj, name):
             return False
         if not self.xattrs or self._is_top(inode):
             return False
-        if self.knfsd and obj is self.nodes.root:
+        if self.knfsd and obj is self.nodes.root and name != _PLAIN_NAMES:
             # From Linux 6.2 on, the kernel does not keep the ACL of a mount's root, and asks for it at each request of
             # a client (subtree_check). Earlier ones may keep this answer for as long as the attributes.
             self._require_server(ctx)
@@ -113,6 +116,8 @@ class XattrOperations(Core):
         if served is None:
             return False
         number, _, who, viewer = served
+        if name == _PLAIN_NAMES and who.uid == 0 and not self.cache.lacks_xattr(obj, _ALL_NAMES):
+            return False
         viewer = self.cache.viewer_of(obj, viewer, who)
         if self.cache.subtree_check and obj.audience not in (viewer, ALL_VIEWERS):
             return False
@@ -163,9 +168,30 @@ class XattrOperations(Core):
     @operation
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
         """See listxattr(2)."""
+        if self._is_known_to_have_none(inode, ctx):
+            return []
         at = await self._enter_object(inode, ctx)
-        names = await self._do(at, lambda at: calls.listxattr(at.credentials, at.fd))
+        names = await self._do(at, self._list)
         return [XAttrNameT(os.fsencode(name)) for name in names]
+
+    def _is_known_to_have_none(self, inode: InodeT, ctx: RequestContext) -> bool:
+        """Whether the object has no attribute that the caller may list, also if one was set just now behind the mount.
+
+        Unlike what the kernel asks for by itself, programs such as `cp -a` would miss it.
+        """
+        obj = self.nodes.known_as(inode)
+        if obj is None or not self.cache.lacks_xattr(obj, _PLAIN_NAMES):
+            return False
+        return self.visibility.access_paths.is_up_to_date() and self._is_known_to_lack(inode, ctx)
+
+    def _list(self, at: Request) -> Sequence[str]:
+        names = calls.listxattr(at.credentials, at.fd)
+        # As for `_get`.
+        if not names and at.obj.filesystem.has_posix_rules and not at.in_thread:
+            self.cache.note_absent_xattr(at.obj, _PLAIN_NAMES)
+            if calls.lists_all_xattrs(at.credentials):
+                self.cache.note_absent_xattr(at.obj, _ALL_NAMES)
+        return names
 
     @operation
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:

@@ -35,8 +35,9 @@ _CLEARED = {
     "suid": "nosuid", "dev": "nodev", "exec": "noexec", "async": "sync", "atime": "noatime", "diratime": "nodiratime",
     "norelatime": "relatime", "symfollow": "nosymfollow",
 }  # fmt: skip
-# mount(8) keeps `suid` and `dev` from its helpers, as they are its defaults. These are the same by names that it passes
-# on. It also reorders options, so the one that withholds wins, wherever it stands.
+# mount(8) of util-linux 2.38 keeps `suid` and `dev` from its helpers, as they are its defaults; that of 2.41 does not.
+# These are the same by names that both pass on. It also reorders options, so the one that withholds wins, wherever it
+# stands.
 _PASSED_ON = {"setid": "nosuid", "devices": "nodev"}
 # Options that mount(8), systemd and libfuse's helper use among themselves; and what libfuse has options for and a
 # cloakfs mount always does: all users may use it, it may be made over a directory with content, and it is unmounted

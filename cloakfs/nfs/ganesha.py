@@ -1,6 +1,7 @@
 """An unmodified nfs-ganesha with one export for each fixed view: its configuration, and its process.
 
-The following was measured with nfs-ganesha 4.3 (Debian 12), or read in its source where it is marked so:
+The following was measured with nfs-ganesha 4.3 (Debian 12), or read in its source where it is marked so; the tests find
+6.5 (Debian 13) to be the same:
 
 - Identity. FSAL_VFS accesses a file system as root for every caller, except where it creates, writes or removes. With
   `Squash = All_Squash` and anonymous ids 0:0 it is always root, and its own permission check says yes. A fixed view
@@ -58,6 +59,12 @@ _STAT_SECONDS = 10.0
 _MOUNT_TABLE = "/etc/mtab"
 _SECURITY = ("none", "sys", "krb5", "krb5i", "krb5p")
 
+_RELEASE = re.compile(r"\bV(\d+)")
+# From some release after 4.3 on, it ends at the start where it may not call prctl(PR_SET_IO_FLUSHER), which takes
+# CAP_SYS_RESOURCE, as in many containers; unless it is told not to. 4.3 does not know this key, complains at each
+# reload, and that is then taken for a failed one.
+_KNOWS_IO_FLUSHER = 6
+
 # Its scanner cannot tell where a string with a backslash ends, and mixes up strings that contain quotes (read).
 _UNQUOTABLE = re.compile(r"[\x00-\x1f\x7f\"\\]")
 _HOST = re.compile(r"[A-Za-z_][A-Za-z0-9._-]*")
@@ -65,6 +72,7 @@ _NETGROUP = re.compile(r"@[A-Za-z_][A-Za-z0-9_.-]*")
 _WILDCARD = re.compile(r"[A-Za-z0-9._*?\[\]!-]+")
 
 _SERIOUS = re.compile(r" :[A-Z0-9 _]+ :(?:FATAL|MAJ|CRIT|WARN) :(.*)")
+_FATAL = re.compile(r" :[A-Z0-9 _]+ :FATAL :(.*)")
 # What it also logs when all is well: without D-Bus, without Kerberos, without rpcbind for NFSv4, without limits.
 _HARMLESS = re.compile(
     r"dbus|RADOS|NFS CB|gssd|krb5|Cannot register NFS V4|ID MAPPER|ResourceLimit|RLIMIT|VSOCK", re.IGNORECASE
@@ -109,6 +117,7 @@ def render(
     bind_addr: str | None,
     protocols: tuple[int, ...],
     mount_port: int = MOUNT_PORT,
+    release: int = 0,
 ) -> str:
     """Return the whole of ganesha.conf; the same arguments give the same text.
 
@@ -119,6 +128,7 @@ def render(
         bind_addr: the one address to listen on (IPv4 or IPv6); None for all.
         protocols: (4,), or (3, 4), which needs rpcbind.
         mount_port: the port of the MOUNT protocol, which only NFSv3 has.
+        release: of the server (`installed_release`), which refuses what it does not know; 0 for any.
 
     Raises:
         ServerError: the server's configuration cannot express one of the values.
@@ -139,6 +149,8 @@ def render(
         "Enable_RQUOTA = false;",
         "mount_path_pseudo = true;",
     ]
+    if release >= _KNOWS_IO_FLUSHER:
+        core.append("allow_set_io_flusher_fail = true;")
     blocks = [
         _block("NFS_CORE_PARAM", core),
         _block(
@@ -323,6 +335,16 @@ def _places() -> dict[str, mountinfo.Place]:
     return {place.path: place for place in mountinfo.by_id().values()}
 
 
+def installed_release() -> int:
+    """Return the first number of the version of nfs-ganesha that is installed; 0 if it is not known."""
+    try:
+        done = programs.run([PROGRAM, "-v"], capture_output=True, text=True, timeout=_STAT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = _RELEASE.search(done.stdout)
+    return int(found[1]) if found else 0
+
+
 async def _answers(host: str, port: int, program: int, version: int) -> bool:
     return await trio.to_thread.run_sync(null_call, host, port, program, version, abandon_on_cancel=True)
 
@@ -425,6 +447,7 @@ class Ganesha:
         """Whether it was ended so that clients wait for the next start."""
         self._process: trio.Process | None = None
         self._exports: dict[int, GaneshaExport] = {}
+        self._release = 0
         self._one_change = trio.Lock()
 
     @property
@@ -459,6 +482,7 @@ class Ganesha:
                 f"{_MOUNT_TABLE} does not exist, and without it nfs-ganesha exports nothing (ln -s /proc/self/mounts "
                 f"{_MOUNT_TABLE})"
             )
+        self._release = await trio.to_thread.run_sync(installed_release)
         text = self._render(exports)
         await self._check_hosts(exports)
         ownfiles.makedirs(self.state_dir, mode=0o700, exist_ok=True)
@@ -744,6 +768,7 @@ class Ganesha:
             bind_addr=self.bind_addr,
             protocols=self.protocols,
             mount_port=self.mount_port,
+            release=self._release,
         )
 
     def _write(self, text: str) -> None:
@@ -820,7 +845,9 @@ class Ganesha:
         return [said for said in found if "to ERR_FSAL_" not in said and "Error closing file" not in said]
 
     def _problem(self, start: int) -> str:
-        """Return the first message that the server itself calls serious, in one line."""
+        """Return why the server has ended, or else the first message that it calls serious, in one line."""
+        if fatal := _FATAL.search(self._log(start)):
+            return fatal[1].strip()
         for said in self._serious(start):
             if not _HARMLESS.search(said):
                 return said.strip()

@@ -383,6 +383,11 @@ def listxattr(credentials: Credentials, fd: int) -> Sequence[str]:
         return os.listxattr(_path(fd))
 
 
+def lists_all_xattrs(credentials: Credentials) -> bool:
+    """Whether `listxattr` with these credentials lists `trusted.` names, too."""
+    return credentials.uid == 0 and not credentials.lacks >> linux.CAP_SYS_ADMIN & 1
+
+
 def removexattr(credentials: Credentials, fd: int, name: bytes) -> None:
     """See removexattr(2)."""
     assume(credentials)

@@ -1,4 +1,4 @@
-"""Runs tests of local mounts, or another campaign, on the kernel of Debian 12: in the laboratory's guest (bench/lab).
+"""Runs tests of local mounts, or another campaign, on the kernel of Debian: in the laboratory's guest (bench/lab).
 
 Arguments are those of pytest, or the name of a campaign and its arguments. Without any test file or directory, these
 are all tests but those of NFS, which run in a guest anyway, and the conformance suites, which take too long there. Each

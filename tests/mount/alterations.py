@@ -83,6 +83,17 @@ def note_xattrs_read(path: str) -> None:
     replace(calls, "peek_xattr", noted)
 
 
+def note_xattrs_listed(path: str) -> None:
+    """Append to a file a line for each time that the extended attributes of a file are listed for a client."""
+    listxattr = calls.listxattr
+
+    def noted(who: linux.Credentials, fd: int) -> Any:
+        _append(path, "list")
+        return listxattr(who, fd)
+
+    replace(calls, "listxattr", noted)
+
+
 def count_places(path: str) -> None:
     """Append to a file, for each batch of events, how many there were and how many objects were looked for."""
     place_of, handle_events = locate.Locator.place_of, changes.Changes._handle_events

@@ -3,6 +3,7 @@
 What libnfs itself keeps is turned off, so that each call is answered by the server.
 """
 
+import contextlib
 import ctypes
 import errno
 import itertools
@@ -12,7 +13,9 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import NamedTuple, Self
 
-NAME = "libnfs.so.13"
+NAMES = ("libnfs.so.13", "libnfs.so.14")
+"""Of Debian 12 and 13. What is called here is the same in both."""
+
 TIMEOUT_MS = 20_000
 
 _pointer = ctypes.POINTER(ctypes.c_void_p)
@@ -76,14 +79,19 @@ _SIGNATURES: dict[str, list[object]] = {
     "nfs_rename": [ctypes.c_char_p, ctypes.c_char_p], "nfs_link": [ctypes.c_char_p, ctypes.c_char_p],
     "nfs_symlink": [ctypes.c_char_p, ctypes.c_char_p], "nfs_readlink": [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int],
     "nfs_chmod": [ctypes.c_char_p, ctypes.c_int], "nfs_chown": [ctypes.c_char_p, ctypes.c_int, ctypes.c_int],
-    "nfs_lchown": [ctypes.c_char_p, ctypes.c_int, ctypes.c_int],
+    "nfs_fchown": [ctypes.c_void_p, ctypes.c_int, ctypes.c_int],
     "nfs_truncate": [ctypes.c_char_p, _u64], "nfs_access": [ctypes.c_char_p, ctypes.c_int],
     "nfs_statvfs64": [ctypes.c_char_p, ctypes.POINTER(_Statvfs)],
 }  # fmt: skip
 
 
 def _load() -> ctypes.CDLL:
-    lib = ctypes.CDLL(NAME)
+    for name in NAMES:
+        with contextlib.suppress(OSError):
+            lib = ctypes.CDLL(name)
+            break
+    else:
+        raise OSError(f"needs {' or '.join(NAMES)} (scripts/setup --test)")
     for name, arguments in _SIGNATURES.items():
         getattr(lib, name).argtypes = [ctypes.c_void_p, *arguments]
     lib.nfs_init_context.restype = ctypes.c_void_p
@@ -140,6 +148,9 @@ class File:
     def truncate(self, size: int) -> None:
         self._client.call("nfs_ftruncate", self._handle, size)
 
+    def chown(self, uid: int, gid: int) -> None:
+        self._client.call("nfs_fchown", self._handle, uid, gid)
+
     def stat(self) -> Info:
         buffer = _Stat()
         self._client.call("nfs_fstat64", self._handle, ctypes.byref(buffer))
@@ -192,6 +203,7 @@ class Client:
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
         self.lib = _load()
+        self._version = version
         self._nfs: int | None = self.lib.nfs_init_context()
         query = f"?version={version}"
         if port:
@@ -310,10 +322,15 @@ class Client:
         self.call("nfs_chmod", os.fsencode(path), mode)
 
     def chown(self, path: str, uid: int, gid: int) -> None:
-        self.call("nfs_chown", os.fsencode(path), uid, gid)
+        """By version 4, a file alone, which is opened for writing as libnfs 13 does by itself.
 
-    def lchown(self, path: str, uid: int, gid: int) -> None:
-        self.call("nfs_lchown", os.fsencode(path), uid, gid)
+        libnfs 14 changes the owner of the directory that it is in.
+        """
+        if self._version == 3:
+            self.call("nfs_chown", os.fsencode(path), uid, gid)
+        else:
+            with self.open(path, os.O_WRONLY) as file:
+                file.chown(uid, gid)
 
     def truncate(self, path: str, size: int) -> None:
         self.call("nfs_truncate", os.fsencode(path), size)

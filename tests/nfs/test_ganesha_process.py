@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from cloakfs import linux
-from cloakfs.nfs.ganesha import GRACE_SECONDS, Ganesha, GaneshaExport, render
+from cloakfs.nfs.ganesha import GRACE_SECONDS, Ganesha, GaneshaExport, installed_release, render
 from cloakfs.nfs.server import ServerError
 from cloakfs.state.runtime import mounted
 from tests.agents import User
@@ -48,6 +48,7 @@ CLIENTS = {
     "localhost": (True, None), "@no-such-netgroup": (False, False),
 }  # fmt: skip
 
+_PR_CAPBSET_DROP = 24
 _CLONE_NEWNET = 0x40000000
 
 
@@ -174,7 +175,10 @@ class _Unprotected(Ganesha):
     """As nfs-ganesha's own documentation has it: the path is exported as it is."""
 
     def _render(self, exports: Sequence[GaneshaExport]) -> str:
-        return render(exports, state_dir=self.state_dir, port=self.port, bind_addr=None, protocols=(4,))
+        release = installed_release()
+        return render(
+            exports, state_dir=self.state_dir, port=self.port, bind_addr=None, protocols=(4,), release=release
+        )
 
 
 async def _protected(state_dir: str, paths: Sequence[str]) -> None:
@@ -483,6 +487,43 @@ def test_clients_claim_what_they_have_locked(place: Place) -> None:
     global _scenario  # noqa: PLW0603
     _scenario = scenario
     place.run(_call_scenario)
+
+
+class _WithoutLeave(Ganesha):
+    """As for a release that does not need leave to start without CAP_SYS_RESOURCE."""
+
+    def _render(self, exports: Sequence[GaneshaExport]) -> str:
+        return render(exports, state_dir=self.state_dir, port=self.port, bind_addr=None, protocols=(4,))
+
+
+def _drop_sys_resource() -> None:
+    """Do without CAP_SYS_RESOURCE from now on, as in many containers."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_CAPBSET_DROP, linux.CAP_SYS_RESOURCE, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+async def _confined(state_dir: str, paths: Sequence[str]) -> None:
+    _drop_sys_resource()
+    async with serving(Ganesha(state_dir), exports_of(paths)):
+        with Wire(PORT, version=4) as wire:
+            assert wire.read(handle_of(wire, "mnt", "file")) == b"content"
+
+
+def test_it_starts_where_root_lacks_the_right_to_resources(place: Place) -> None:
+    place.mount("mnt")
+    place.run(_confined)
+
+
+async def _fatal(state_dir: str, paths: Sequence[str]) -> None:
+    _drop_sys_resource()
+    with pytest.raises(ServerError, match=r"ended: Failed to PR_SET_IO_FLUSHER with EPERM"):
+        await _WithoutLeave(state_dir).start(exports_of(paths))
+
+
+@pytest.mark.skipif(installed_release() < 6, reason="needs nfs-ganesha 6: this one does not end by itself")
+def test_why_it_has_ended_is_told_rather_than_what_it_complained_of_before(place: Place) -> None:
+    place.mount("mnt")
+    place.run(_fatal)
 
 
 async def _not_installed(state_dir: str, paths: Sequence[str]) -> None:

@@ -37,6 +37,11 @@ def test_golden(name: str, exports: tuple[GaneshaExport, ...], more: dict[str, A
     assert text == (GOLDEN / name).read_text()
 
 
+@pytest.mark.parametrize(("release", "is_known"), [(0, False), (4, False), (6, True), (9, True)])
+def test_a_release_is_told_only_what_it_knows(release: int, is_known: bool) -> None:
+    assert ("allow_set_io_flusher_fail = true;" in rendered(ANN, release=release)) == is_known
+
+
 def test_the_order_of_exports_makes_no_difference() -> None:
     assert rendered(ANN, BEN, ODD) == rendered(ODD, ANN, BEN)
 

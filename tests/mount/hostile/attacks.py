@@ -332,7 +332,8 @@ def stopped_processes(here: str, end: float) -> int:
 
     with children(10, busy) as pids:
         for number in range(len(pids)):
-            wait_until(lambda number=number: os.path.getsize(f"{here}/stopped{number}"))  # type: ignore[misc]
+            path = os.path.join(here, f"stopped{number}")
+            wait_until(lambda path=path: os.path.exists(path) and os.path.getsize(path))  # type: ignore[misc]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         last_until(end)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.lab.nfshost import end_grace
 from cloakfs.linux import mountinfo
 from cloakfs.nfs import nfsdrestart
 from cloakfs.state.runtime import RUN_DIR
@@ -210,7 +211,7 @@ def replaced(replace: Callable[[], None], *trees: Share) -> None:
         RECOVERY,
     )
     if nfsdrestart.is_in_grace():  # no client has anything more to claim
-        Path("/proc/fs/nfsd/v4_end_grace").write_text("Y")
+        end_grace()
 
 
 def server() -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.lab.nfshost import end_grace
 from cloakfs.nfs.plan import mount_name
 from cloakfs.state.runtime import RUN_DIR, STATE_DIR, mount_key
 from tests.agents import User, names
@@ -333,7 +334,7 @@ def test_the_server_is_stopped(
     sh("exportfs", "-ua")
     wait_until(lambda: Path("/proc/fs/nfsd/threads").read_text() != "0\n", 2 * RECOVERY)
     # Clients of version 4 have ninety seconds to claim their locks again, in which no client gets new ones.
-    Path("/proc/fs/nfsd/v4_end_grace").write_text("Y")
+    end_grace()
     for place in places:
         wait_until(partial(succeeds, user(BOB), Path(place, "new").write_text, "x"), RECOVERY)
     log = Path(f"{RUN_DIR}/export-default.log").read_text()
