@@ -45,11 +45,14 @@ PLACES = {PUBLIC: "", HOME: os.path.join("home", "user-00"), BELOW: os.path.join
 
 VERSIONS = ("3", "4.2")
 
-_BASE = "/over-nfs"
-_TREE = f"{_BASE}/tree"
+BASE = "/over-nfs"
+"""In the guest: the directory in which everything is mounted."""
 
-# What the client learned is to last as long as the listing; on a slow machine that is over 3 s.
-_CLIENT = ("nosharecache", "acregmin=60", "acdirmin=60")
+TREE = f"{BASE}/tree"
+"""The tree that is exported."""
+
+CLIENT = ("nosharecache", "acregmin=60", "acdirmin=60")
+"""Options of a client that lists: what it learned is to last as long as the listing; on a slow machine over 3 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +146,8 @@ class ExportedTree:
         def answered() -> Counter[str]:
             return Counter() if EXPORTS[export] is None else requests(served)
 
-        with self._exports.reach(served, version, *_CLIENT) as at:
-            real, seen = (os.path.join(top, PLACES[self._kind]) for top in (_TREE, at))
+        with self._exports.reach(served, version, *CLIENT) as at:
+            real, seen = (os.path.join(top, PLACES[self._kind]) for top in (TREE, at))
             before = answered()
             seconds = done_as(WORKER, "/", partial(_timed, real, seen, self._files))
             return Listed(seconds, answered() - before)
@@ -153,15 +156,15 @@ class ExportedTree:
 @contextlib.contextmanager
 def site(kind: str, files: int, chosen: Sequence[str] = tuple(EXPORTS)) -> Iterator[ExportedTree]:
     """Make a tree in memory and the chosen exports of it, for as long as they are needed."""
-    os.makedirs(_TREE, exist_ok=True)
-    sh("mount", "-t", "tmpfs", "-o", "mode=755", "over-nfs", _TREE)
+    os.makedirs(TREE, exist_ok=True)
+    sh("mount", "-t", "tmpfs", "-o", "mode=755", "over-nfs", TREE)
     try:
-        prepare(_TREE, kind, files)
-        exports = NfsExports(_BASE, "over-nfs")
-        with exports.serve(_TREE, [EXPORTS[name] for name in chosen]) as paths:
+        prepare(TREE, kind, files)
+        exports = NfsExports(BASE, "over-nfs")
+        with exports.serve(TREE, [EXPORTS[name] for name in chosen]) as paths:
             yield ExportedTree(exports, dict(zip(chosen, paths, strict=True)), kind, files)
     finally:
-        sh("umount", "-l", _TREE)
+        sh("umount", "-l", TREE)
 
 
 def _timed(real: str, seen: str, files: int) -> float:

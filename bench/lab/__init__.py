@@ -1,1 +1,1 @@
-"""A laboratory whose kernel has an NFS server and client: user-mode Linux, an ordinary process."""
+"""Laboratories whose kernels have an NFS server and client: user-mode Linux, an ordinary process; and stock kernels."""

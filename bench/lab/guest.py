@@ -3,18 +3,15 @@
 It sees the host's files, read-only with a tmpfs on top (init, next to this), and shares one directory with the host.
 """
 
-import contextlib
 import glob
 import os
 import shutil
-import signal
 import subprocess
-import tempfile
-import time
 from collections.abc import Sequence
 
 from ..clone import ROOT  # the guest sees it at the same place
 from ..workers import running_on
+from .shared import SharedDirectory
 
 OUT = "/run/out"
 """In the guest: the directory it shares with the host."""
@@ -62,11 +59,7 @@ def kernel_version() -> str:
     return next((os.path.basename(path) for path in glob.glob(os.path.join(UML, "lib", "uml", "modules", "*"))), "none")
 
 
-class GuestEnded(RuntimeError):
-    """The guest has ended, or does not answer."""
-
-
-class Guest:
+class Guest(SharedDirectory):
     """One guest from boot to power-off. Use it as a context manager: whatever happens, its processes end.
 
     Args:
@@ -87,8 +80,7 @@ class Guest:
         drivers: Sequence[str] = DRIVERS,
         first: str = "",
     ) -> None:
-        self.out = tempfile.mkdtemp(prefix="cloakfs-lab-")
-        self.write("command", command)
+        super().__init__("cloakfs-lab-", command)
         if first:
             self.write("first", first)
         modules = glob.glob(os.path.join(UML, "lib", "uml", "modules", "*"))[0]
@@ -109,57 +101,3 @@ class Guest:
                 stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, "TMPDIR": memory, "LD_PRELOAD": wide_fpu},
             )  # fmt: skip
-
-    def read(self, name: str) -> str:
-        """A file that the guest left, "" if it did not."""
-        with (
-            contextlib.suppress(FileNotFoundError),
-            open(os.path.join(self.out, name), encoding="utf-8", errors="replace") as file,
-        ):
-            return file.read()
-        return ""
-
-    def said(self) -> str:
-        """Return what the kernel and the command have printed so far."""
-        return self.read("console") + self.read("log")
-
-    def wait_for(self, name: str, seconds: float) -> str:
-        """Return a file that the guest will leave there once it is complete, and that is not empty.
-
-        Raises:
-            GuestEnded: the guest has ended without it, or has not left it for so long; with what the guest said.
-        """
-        deadline = time.monotonic() + seconds
-        while True:
-            is_running = self.is_running()
-            if text := self.read(name):
-                return text
-            if not is_running or time.monotonic() > deadline:
-                gone = f"has not answered for {seconds:.0f} s" if is_running else "ended"
-                raise GuestEnded(f"the guest {gone}:\n{self.said()[-2000:]}")
-            time.sleep(0.02)
-
-    def write(self, name: str, text: str) -> None:
-        """Give the guest a file, which it sees once it is complete."""
-        path = os.path.join(self.out, name)
-        with open(f"{path}.new", "w", encoding="utf-8") as file:
-            file.write(text)
-        os.rename(f"{path}.new", path)
-
-    def is_running(self) -> bool:
-        """Return whether it has neither powered off nor died."""
-        return self._process.poll() is None
-
-    def close(self) -> None:
-        """End it, and remove the directory that it shares with the host."""
-        # All of its processes are in the session that it began.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        shutil.rmtree(self.out)
-
-    def __enter__(self) -> "Guest":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

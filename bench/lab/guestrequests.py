@@ -14,7 +14,8 @@ from typing import Any
 
 from ..clone import module_command
 from ..workers import undisturbed
-from .guest import OUT, Guest, GuestEnded
+from .guest import OUT, Guest
+from .shared import GuestEnded
 
 _PATIENCE = 3600.0
 

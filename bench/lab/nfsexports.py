@@ -47,7 +47,7 @@ class NfsExports:
             exports = [(stack.enter_context(self._place(tree)), options) for options in ways]
             for at, options in exports:
                 if options is None:
-                    stack.enter_context(self._bare(at))
+                    stack.enter_context(self.bare(at))
             if entries := [f"{at} *(insecure,rw,{options})\n" for at, options in exports if options is not None]:
                 stack.enter_context(self._cloaked(entries))
             yield [at if options is None else os.path.join(_ROOT, mount_name(at, "*")) for at, options in exports]
@@ -64,7 +64,8 @@ class NfsExports:
             os.rmdir(at)
 
     @contextlib.contextmanager
-    def _bare(self, at: str) -> Iterator[None]:
+    def bare(self, at: str) -> Iterator[None]:
+        """Have the server export a directory as it is, for as long as it is needed."""
         sh("exportfs", "-o", f"rw,insecure,no_subtree_check,fsid={4000 + next(self._numbers)}", f"*:{at}")
         try:
             yield

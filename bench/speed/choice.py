@@ -144,7 +144,7 @@ def about(plan: Schedule, choice: Choice) -> dict[str, object]:
         "CPUs": f"{len(os.sched_getaffinity(0))} × {models[0] if models else platform.machine()}",
         "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / (1 << 30):.0f} GiB",
         "Python": platform.python_version(),
-        "cloakfs": f"{importlib.metadata.version('cloakfs')}{_revision()}",
+        "cloakfs": f"{importlib.metadata.version('cloakfs')}{revision()}",
         "pyfuse3": importlib.metadata.version("pyfuse3"),
         "trio": importlib.metadata.version("trio"),
         **versions(),
@@ -166,7 +166,7 @@ def about(plan: Schedule, choice: Choice) -> dict[str, object]:
     return facts
 
 
-def _revision() -> str:
+def revision() -> str:
     """Which commit, if it is a checkout; `-dirty` if files were changed."""
     command = ["git", "-C", os.path.dirname(__file__), "describe", "--always", "--dirty", "--exclude=*"]
     with contextlib.suppress(OSError, subprocess.CalledProcessError):

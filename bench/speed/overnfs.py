@@ -9,8 +9,9 @@ from typing import Any
 
 from ..figures import Run
 from ..job import PINNED
-from ..lab.guest import GuestEnded, missing
+from ..lab.guest import missing
 from ..lab.guestrequests import guest_requests, serve_requests
+from ..lab.shared import GuestEnded
 from ..over_nfs import EXPORTS, ExportedTree, site
 from .plan import Schedule
 
