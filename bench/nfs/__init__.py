@@ -1,0 +1,1 @@
+"""`python -m bench nfs`: work over NFS on stock kernels, in weighed instructions."""
