@@ -12,7 +12,7 @@ from ..linux import process
 from ..policy import Attrs
 from ..stacking.upper import QUERY_XATTR
 from ..tree import calls
-from ..tree.objects import ALL_VIEWERS, Stale
+from ..tree.objects import ALL_VIEWERS, Object, Stale
 from ..tree.request import Request
 from .core import Core
 from .operation import operation
@@ -97,9 +97,7 @@ class XattrOperations(Core):
         kernel itself would answer, if it cached this as it does the attributes. So no system call is needed to know it.
         """
         obj = self.nodes.known_as(inode)
-        if obj is None or not self.cache.lacks_xattr(obj, name):
-            return False
-        if not self.xattrs or self._is_top(inode):
+        if obj is None or not self.cache.lacks_xattr(obj, name) or not self.xattrs or self._is_top(inode):
             return False
         if self.knfsd and obj is self.nodes.root and name != _PLAIN_NAMES:
             # From Linux 6.2 on, the kernel does not keep the ACL of a mount's root, and asks for it at each request of
@@ -108,8 +106,11 @@ class XattrOperations(Core):
             return self.cache.is_known_to(self.nodes.view_of(inode), obj)
         if self.exported and (name != CAPABILITY or not self.knfsd):
             return False
-        if self.enable_acl and name in acl.XATTRS:
-            return False  # `KernelCache.acl` decides what the kernel keeps
+        # `KernelCache.acl` decides what the kernel keeps of ACLs.
+        return not (self.enable_acl and name in acl.XATTRS) and self._may_answer_at_once(inode, obj, ctx, name)
+
+    def _may_answer_at_once(self, inode: InodeT, obj: Object, ctx: RequestContext, name: bytes) -> bool:
+        """Whether the attributes of the object are cached for this caller, who may list so much."""
         if self.knfsd:
             self.reconnection.end(ctx.pid)
         served = self.callers.served_at_once(inode, ctx, for_attributes=True)

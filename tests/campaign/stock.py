@@ -14,6 +14,7 @@ from bench.lab.stock.setup import NoLaboratory, install_missing
 from bench.nfs.measure import measure
 from bench.nfs.plan import BARE, NfsPlan
 from bench.nfs.results import NfsRun
+from bench.session import interruptible
 
 CACHED = "fixed view, subtree_check"
 PLAN = NfsPlan(works=["stat by name"], exports=[BARE, CACHED], repeat=2)
@@ -53,7 +54,8 @@ def main() -> None:
             kernel, image = StockKernel.fetched(version), made_image()
         except NoLaboratory as exc:
             sys.exit(f"stock: {exc}")
-        measure(version, kernel, image, PLAN, run, lambda _, what: print(what, flush=True))
+        with interruptible("stock"):
+            measure(version, kernel, image, PLAN, run, lambda _, what: print(what, flush=True))
         found += found_in(run)
         print(f"Linux {version}: {len(run.measured)} cases, {time.monotonic() - began:.0f} s", flush=True)
     print("\n".join(found) or "nothing found")
