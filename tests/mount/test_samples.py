@@ -176,6 +176,7 @@ printf '/srv/real *(rw, cloak_list = uid +077 0 -1)\\n' >/etc/cloakfs/exports.d/
 NFS = "it takes an NFS server; tests/nfs has one"
 LOGIN = "it changes how users log in; tests/mount/test_sessions.py does that on a machine within the machine"
 CLIENT = "it is typed on a client of an NFS server; tests/nfs has one"
+STOCK = "it measures, for up to an hour; `scripts/campaign stock` has a small run"
 LONG = "it measures, for up to an hour; test_bench.py and test_prefetch_lab.py have small runs"
 TMP = "it leaves a file in /tmp; test_prefetch_lab.py does the same elsewhere"
 
@@ -244,6 +245,16 @@ SCENES = {
     ("commands.md", "cloakfs bench --list"): Scene(""),
     ("commands.md", "cloakfs events /mnt/demo"): Scene(MOUNTED, {"cloakfs events /mnt/demo": GUESSING}),
     ("measuring.md", "python -m bench papers --only figure-9"): Scene("cd /srv"),
+    ("measuring.md", "python -m bench nfs --list"): Scene(
+        "",
+        left_out={
+            "python -m bench nfs --list": "its output is not shown",
+            "python -m bench nfs --kernel 6.1 --work 'ls*' --export 'caller*' --requests": STOCK,
+            "python -m bench nfs --json before.json": STOCK,
+            "python -m bench nfs --work rename --against before.json       # what changed": STOCK,
+            "python -m bench nfs --show a.json --show b.json --markdown    # two runs in one table": STOCK,
+        },
+    ),
     ("measuring.md", "python -m bench --peer bare --peer '*1000' --work 'stat*' --json run.json"): Scene(
         "cd /srv",
         left_out={
@@ -300,6 +311,7 @@ ELSEWHERE = {
         "python -m bench prefetch figures --json run.json --plot figures.svg",
     ): LONG,
     ("prefetch.md", "python -m bench prefetch hung"): LONG,
+    ("performance.md", "python -m bench nfs --json nfs.json --markdown"): STOCK,
     ("measuring.md", "python -m bench papers --list"): "it measures for hours; test_papers.py has small runs",
     (
         "metrics.md",
