@@ -99,12 +99,8 @@ class XattrOperations(Core):
         obj = self.nodes.known_as(inode)
         if obj is None or not self.cache.lacks_xattr(obj, name) or not self.xattrs or self._is_top(inode):
             return False
-        if self.knfsd and obj is self.nodes.root and name != _PLAIN_NAMES:
-            # From Linux 6.2 on, the kernel does not keep the ACL of a mount's root, and asks for it at each request of
-            # a client (subtree_check). Earlier ones may keep this answer for as long as the attributes.
-            self._require_server(ctx)
-            return self.cache.is_known_to(self.nodes.view_of(inode), obj)
-        if self.exported and (name != CAPABILITY or not self.knfsd):
+        # What could be reached in an exported mount without a search is the root alone (`_require_server`).
+        if self.exported and (name != CAPABILITY or not self.knfsd or obj is self.nodes.root):
             return False
         # `KernelCache.acl` decides what the kernel keeps of ACLs.
         return not (self.enable_acl and name in acl.XATTRS) and self._may_answer_at_once(inode, obj, ctx, name)

@@ -130,7 +130,7 @@ def test_it_is_remembered_for_the_owner(version: str, share: MakeShare, mount_nf
     counts = requests(tree) - before
     # The server asks for the home alone, each time that it looks at anything in it.
     assert counts["lookup"] <= 5, counts
-    # Later kernels ask for the ACL of the top each time (`test_the_acl_of_the_top`).
+    # Later kernels ask for the ACL of the top each time.
     assert counts["getxattr"] <= (5 if KERNEL < (6, 2) else 250), counts
 
 
@@ -280,7 +280,7 @@ def _acl(path: str) -> str:
 
 
 def test_the_acl_of_the_top(share: MakeShare, mount_nfs: MountNfs, user: MakeUser) -> None:
-    """That it has none is known without a look, until it gets one behind the mount."""
+    """Clients see it as it is on the tree, also when it is set or removed behind the mount."""
     tree = share(CHECKED, fill)
     at, ann = mount_nfs(tree, "3", "noac"), user(ANN)
     plain = ann.do(_acl, at)
