@@ -4,11 +4,18 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from typing import Protocol, Self, TypeVar
 
 from cli.common import fail
 from cli.exits import FAILED, WRONG
 
-from .figures import Run
+
+class _Run(Protocol):
+    @classmethod
+    def read(cls, path: str) -> Self: ...
+
+
+_R = TypeVar("_R", bound=_Run)
 
 
 def require_matplotlib(what: str = "--plot") -> None:
@@ -33,10 +40,10 @@ def require_writable(path: str) -> None:
         fail(f"{path}: {exc.strerror}", FAILED)
 
 
-def read(path: str) -> Run:
-    """Return an earlier run; end the command if the file is not one."""
+def read(path: str, kind: type[_R]) -> _R:
+    """Return an earlier run of this kind; end the command if the file is not one."""
     try:
-        return Run.read(path)
+        return kind.read(path)
     except OSError as exc:
         fail(f"{path}: {exc.strerror}", FAILED)
     except ValueError as exc:

@@ -12,12 +12,12 @@ from functools import partial
 import click
 
 from cli.common import console, fail
-from cli.exits import FAILED, WRONG
+from cli.exits import FAILED
 
 from ..lab.stock.image import made_image
 from ..lab.stock.kernels import KERNELS, StockKernel
 from ..lab.stock.setup import NoLaboratory, install_missing, run
-from ..session import interruptible, require_writable
+from ..session import interruptible, read, require_writable
 from ..sheet import Sheet
 from ..speed.choice import chosen, revision
 from .measure import measure
@@ -73,11 +73,11 @@ def nfs(
         click.echo("\n".join(["works (--work):", *(f"  {name}" for name in plan.works)]))
         click.echo("\n".join(["exports (--export):", *(f"  {name}" for name in plan.exports)]))
         return
-    old = _read(against) if against else None
+    old = read(against, NfsRun) if against else None
     if show:
         found = NfsRun()
         for path in show:
-            found.merge(_read(path))
+            found.merge(read(path, NfsRun))
     else:
         if json_path:
             require_writable(json_path)
@@ -90,15 +90,6 @@ def nfs(
                 found.write(json_path)
     _print(found, old, requests=requests, markdown=markdown)
     sys.exit(FAILED if found.failed and not show else 0)
-
-
-def _read(path: str) -> NfsRun:
-    try:
-        return NfsRun.read(path)
-    except OSError as exc:
-        fail(f"{path}: {exc.strerror}", FAILED)
-    except ValueError as exc:
-        fail(f"{path}: {exc}", WRONG)
 
 
 def _say(text: str) -> None:

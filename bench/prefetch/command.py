@@ -279,7 +279,7 @@ def figures(
         require_matplotlib()
         require_writable(plot)
     if show:
-        run = read(show)
+        run = read(show, Run)
     else:
         if os.geteuid() != 0:
             fail("only root can measure: this mounts file systems, and throttles a disk", FAILED)

@@ -106,11 +106,11 @@ def bench(
     if only_list:
         click.echo(listing(every))
         return
-    old = read(against) if against else None
+    old = read(against, Run) if against else None
     if plot:
         require_matplotlib()
         require_writable(plot)
-    run = read(show) if show else _measured(choice, every, json_path)
+    run = read(show, Run) if show else _measured(choice, every, json_path)
     if plot and BARE in run.peers():
         draw(run, every, plot)
     elif plot:

@@ -233,16 +233,20 @@ def test_lost_events(home: str, mount: MakeMount, user: MakeUser) -> None:
     assert ann.do(os.getxattr, m.at("ann", "file"), NAME) == os.getxattr(m.real("ann", "file"), NAME)
 
 
+def open_as(uid: int, path: str) -> int:
+    os.seteuid(uid)
+    try:
+        return os.open(path, os.O_RDONLY)
+    finally:
+        os.seteuid(0)
+
+
 def test_who_may_not_see_the_file_learns_nothing(home: str, mount: MakeMount, user: MakeUser) -> None:
     """A descriptor that was handed on does not help: whoever uses it is asked for."""
     m, ann = mount(*OPTIONS), user(ANN)
     ann.do(write, m.at("ann", "file"), b"new")
     assert ann.error(os.getxattr, m.at("ann", "file"), NAME) == errno.ENODATA
-    os.seteuid(ANN)
-    try:
-        fd = os.open(m.at("ann", "file"), os.O_RDONLY)
-    finally:
-        os.seteuid(0)
+    fd = open_as(ANN, m.at("ann", "file"))
     try:
         assert user(ANN).error(os.getxattr, fd, NAME) == errno.ENODATA
         assert user(BOB).error(os.getxattr, fd, NAME) == errno.ESTALE
@@ -409,11 +413,7 @@ def test_who_may_not_see_the_file_is_told_no_names(home: str, mount: MakeMount, 
     m, ann = mount(*OPTIONS), user(ANN)
     ann.do(write, m.at("ann", "file"), b"new")
     assert ann.do(os.listxattr, m.at("ann", "file")) == []
-    os.seteuid(ANN)
-    try:
-        fd = os.open(m.at("ann", "file"), os.O_RDONLY)
-    finally:
-        os.seteuid(0)
+    fd = open_as(ANN, m.at("ann", "file"))
     try:
         assert user(ANN).do(os.listxattr, fd) == []
         assert user(BOB).error(os.listxattr, fd) == errno.ESTALE
