@@ -113,6 +113,11 @@ class Share:
     def pid(self) -> int:
         return mounted()[self.path].pid
 
+    def is_served_by_another(self, pid: int) -> bool:
+        """Whether a daemon serves the mount which is not this one. Between the two, none may."""
+        mount = mounted().get(self.path)
+        return mount is not None and mount.pid != pid
+
     @property
     def log(self) -> str:
         with open(f"{RUN_DIR}/{mount_key(self.source, self.path)}.log", encoding="utf-8") as file:

@@ -97,7 +97,7 @@ def test_the_daemon_ends_while_a_client_may_write(how: str, share: Callable[...,
                 done = run("export", "up", EXPORTS)
                 assert done.returncode == 0, done
             wait_until(lambda: not os.path.exists(f"/proc/{daemon}"), 60)
-            wait_until(lambda: is_mounted(tree.path) and tree.pid != daemon, 90)
+            wait_until(lambda: tree.is_served_by_another(daemon), 90)
             wait_until(lambda: not here.error(os.stat, f"{place}/file"), 90)
             assert Path(tree.real("file")).read_bytes()[:6] == b"before"
             here.error(os.close, fd)

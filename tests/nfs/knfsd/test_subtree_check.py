@@ -276,7 +276,7 @@ def test_a_reload_turns_it_on_and_off(site: Site) -> None:
 
 
 def _acl(path: str) -> str:
-    return subprocess.run(["getfacl", "-cp", path], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(["getfacl", "-cnp", path], capture_output=True, text=True, check=True).stdout
 
 
 def test_the_acl_of_the_top(share: MakeShare, mount_nfs: MountNfs, user: MakeUser) -> None:
