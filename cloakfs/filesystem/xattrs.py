@@ -99,11 +99,25 @@ class XattrOperations(Core):
         obj = self.nodes.known_as(inode)
         if obj is None or not self.cache.lacks_xattr(obj, name) or not self.xattrs or self._is_top(inode):
             return False
-        # What could be reached in an exported mount without a search is the root alone (`_require_server`).
-        if self.exported and (name != CAPABILITY or not self.knfsd or obj is self.nodes.root):
+        if self.knfsd and obj is self.nodes.root and name != _PLAIN_NAMES:
+            return self._is_top_known_to_lack(inode, obj, ctx, name)
+        if self.exported and (name != CAPABILITY or not self.knfsd):
             return False
         # `KernelCache.acl` decides what the kernel keeps of ACLs.
         return not (self.enable_acl and name in acl.XATTRS) and self._may_answer_at_once(inode, obj, ctx, name)
+
+    def _is_top_known_to_lack(self, inode: InodeT, obj: Object, ctx: RequestContext, name: bytes) -> bool:
+        """Whether the root of an export has no such attribute, also if it was set just now behind the mount.
+
+        From Linux 6.2 on, the kernel does not keep the ACL of a mount's root, and asks for it at each request of a
+        client (subtree_check). A client keeps what it is told for as long as the ctime is the same.
+        """
+        self._require_server(ctx)
+        return (
+            self.visibility.access_paths.is_up_to_date()
+            and self.cache.lacks_xattr(obj, name)
+            and self.cache.is_known_to(self.nodes.view_of(inode), obj)
+        )
 
     def _may_answer_at_once(self, inode: InodeT, obj: Object, ctx: RequestContext, name: bytes) -> bool:
         """Whether the attributes of the object are cached for this caller, who may list so much."""
