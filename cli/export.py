@@ -29,7 +29,7 @@ from cloakfs.nfs import ganesha, knfsd, services, stale
 from cloakfs.nfs.ganesha_server import GaneshaServer, exports_of
 from cloakfs.nfs.guard import VERSION, Guard, control_path, take_down
 from cloakfs.nfs.hosts import unresolved
-from cloakfs.nfs.plan import Mount, Plan, ServerKind, absolute, mount_name, plan
+from cloakfs.nfs.plan import Mount, Plan, ServerKind, absolute, hints, mount_name, plan
 from cloakfs.nfs.server import NfsServer, ServerError
 from cloakfs.reasons import who_locks
 from cloakfs.state.runtime import STATE_DIR, mounted
@@ -225,7 +225,7 @@ def _read_plan(paths: tuple[str, ...], server: ServerKind, root: str, exported: 
 @_service_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead.")
 def plan_command(*, as_json: bool, **given: Any) -> None:
-    """Show what `up` would do with exports.d files (or folders of *.exports files), and all errors and warnings.
+    """Show what `up` would do with exports.d files (or folders of *.exports files), and all errors, warnings and hints.
 
     Exit status: 0 all entries can be served, 1 a file cannot be read, 2 an entry cannot be served.
     """
@@ -248,6 +248,7 @@ def plan_command(*, as_json: bool, **given: Any) -> None:
                 "locks": service.where_locks_hold(),
                 "problems": [str(problem) for problem in made.problems],
                 "warnings": [str(warning) for warning in made.warnings],
+                "hints": [str(hint) for hint in hints(made)],
             }
         )
     else:
@@ -256,6 +257,8 @@ def plan_command(*, as_json: bool, **given: Any) -> None:
             click.echo(f"\n# configuration of {made.server}\n{printable_lines(config)}", nl=False)
             click.echo(f"\n# locks of clients\n{service.where_locks_hold()}")
         _print_remarks(made)
+        for hint in hints(made):
+            click.echo(printable(f"{hint.location}: hint: {hint.message}"), err=True)
     sys.exit(WRONG if made.problems else 0)
 
 

@@ -127,6 +127,20 @@ def plan(
     return Plan(server, root, tuple(mounts), tuple(problems), tuple(warnings))
 
 
+def hints(made: Plan) -> list[Remark]:
+    """Return what may be worth another option, for each mount of the kernel's server that has not decided."""
+    return [
+        Remark(
+            mount.location,
+            "without subtree_check, the kernel caches nothing for the owner of a home: listing it takes ten times as "
+            "long. With it, a file that is renamed to another directory can become stale for a client that has it "
+            "open. Give subtree_check or no_subtree_check (docs/nfs.md)",
+        )
+        for mount in made.mounts
+        if made.server == "knfsd" and root.may_check_subtree(mount.options)
+    ]
+
+
 def absolute(entry: Export) -> Export:
     """Return the entry with an absolute path of its plug-in, so that it no longer depends on the entry's file."""
     file, colon, name = (entry.options.policy or "").rpartition(":")

@@ -38,6 +38,12 @@ def checks_subtree(options: Options) -> bool:
     return "subtree_check" in given and "no_subtree_check" not in given and single_identity(options) is None
 
 
+def may_check_subtree(options: Options) -> bool:
+    """Whether the server's check of directories above would gain something, and the entry does not say what to do."""
+    given = {name for name, _ in options.other}
+    return not given & {"subtree_check", "no_subtree_check"} and single_identity(options) is None
+
+
 def words(options: Options) -> list[str]:
     """Return the options of exports(5) for client root. They apply to its group, too, whichever caller claims it.
 

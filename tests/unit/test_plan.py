@@ -13,7 +13,7 @@ from cloakfs.config.render import format_options
 from cloakfs.config.viewitems import Ids, Range, User, ViewItem
 from cloakfs.nfs import ganesha, ganesha_server, knfsd
 from cloakfs.nfs.ganesha_server import exports_of, pseudo_path
-from cloakfs.nfs.plan import Plan, ServerKind, absolute, mount_name, plan
+from cloakfs.nfs.plan import Plan, ServerKind, absolute, hints, mount_name, plan
 from cloakfs.nfs.server import ServerError
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -379,6 +379,23 @@ def test_ganesha_configuration(tmp_path: Path) -> None:
 def test_warnings(text: str, said: str) -> None:
     (warning,) = planned(text).warnings
     assert said in str(warning)
+
+
+@pytest.mark.parametrize(
+    ("text", "server", "is_said"),
+    [
+        ("/a 10.1.0.0/16(rw)", "knfsd", True),
+        ("/a 10.1.0.0/16(rw, views = ann)", "knfsd", True),
+        ("/a 10.1.0.0/16(rw, views = ann)", "ganesha", False),
+        ("/a 10.1.0.0/16(rw, subtree_check)", "knfsd", False),
+        ("/a 10.1.0.0/16(rw, no_subtree_check)", "knfsd", False),
+        # All callers are one: nothing is gained.
+        ("/a 10.1.0.0/16(rw, all_squash, anonuid=1000, anongid=1000)", "knfsd", False),
+    ],
+)
+def test_what_subtree_check_would_gain_is_said_until_decided(text: str, server: ServerKind, is_said: bool) -> None:
+    said = [str(hint) for hint in hints(planned(text, server))]
+    assert [hint.startswith("x.exports:1:4: without subtree_check, ") for hint in said] == [True] * is_said
 
 
 def test_warnings_of_a_plug_in() -> None:
