@@ -720,7 +720,9 @@ class TwoTrees(RuleBasedStateMachine):
     def compare(self, lookers: list[Party]) -> None:
         paths = oracle.everything(self.model)
         # What the server has is the same on both sides, down to the ids.
-        assert oracle.survey(self.real, paths) == oracle.survey(self.model, paths)
+        real, model = oracle.survey(self.real, paths), oracle.survey(self.model, paths)
+        differ = [f"{path!r}: {real[path]}, model {model[path]}" for path in ["", *paths] if real[path] != model[path]]
+        assert not differ, "\n".join([*differ, "after:", *self.done])
         infos = {path: os.lstat(os.path.join(self.model, path)) for path in paths}
         top = os.lstat(self.model)
         for path, info in infos.items():
