@@ -140,7 +140,7 @@ class AttributeOperations(NameOperations, Core):
         if inode == ROOT and self.views.top:  # `_is_top`, without a call
             raise FUSEError(errno.EROFS)
         if _changes_nothing(fields):  # the kernel has removed security.capability, before a write
-            at = await self._enter_by_open_file(inode, ctx)
+            at = await self._enter_by_open_file(inode, ctx, or_open=not self.ganesha)
         else:
             # A handle proves that the caller has the file open; the kernel sends it only with a size (ftruncate(2)).
             # But nfs-ganesha uses one that it has kept.

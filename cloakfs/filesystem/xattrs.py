@@ -38,7 +38,7 @@ class XattrOperations(Core):
         if self._is_top(inode):
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         if name == CAPABILITY:  # the kernel reads it, and removes it, before a write
-            return await self._enter_by_open_file(inode, ctx)
+            return await self._enter_by_open_file(inode, ctx, or_open=not self.ganesha)
         return await self._enter(inode, ctx)
 
     def _require_server(self, ctx: RequestContext) -> None:

@@ -532,6 +532,8 @@ def test_a_handle_stops_when_the_file_is_hidden(
     assert who.do(os.pread, data, 100, 0) == b"content"
     assert who.do(os.pwrite, data, b"C", 0) == 1
     assert who.do(os.fstat, data).st_size == 7
+    # The kernel reads this before it writes, as the writer.
+    assert who.error(os.getxattr, data, "security.capability") == errno.ENODATA
     who.do(os.close, data)
     wait_until(lambda: who.error(os.stat, of_fd(by_handle)) == errno.ESTALE)
 
