@@ -110,11 +110,11 @@ class XattrOperations(Core):
         """Whether the root of an export has no such attribute, also if it was set just now behind the mount.
 
         From Linux 6.2 on, the kernel does not keep the ACL of a mount's root, and asks for it at each request of a
-        client (subtree_check). A client keeps what it is told for as long as the ctime is the same.
+        client (subtree_check). A client keeps the answer for as long as the ctime is the same.
         """
         self._require_server(ctx)
         return (
-            self.visibility.access_paths.is_up_to_date()
+            self.visibility.access_paths.is_up_to_date()  # first: a change that it handles may have set the attribute
             and self.cache.lacks_xattr(obj, name)
             and self.cache.is_known_to(self.nodes.view_of(inode), obj)
         )

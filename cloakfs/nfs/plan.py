@@ -128,16 +128,16 @@ def plan(
 
 
 def hints(made: Plan) -> list[Remark]:
-    """Return what may be worth another option, for each mount of the kernel's server that has not decided."""
+    """Return a hint for each mount whose entry does not say whether the kernel's server is to check the subtree."""
     return [
         Remark(
             mount.location,
-            "without subtree_check, the kernel caches nothing for the owner of a home: listing it takes ten times as "
-            "long. With it, a file that is renamed to another directory can become stale for a client that has it "
-            "open. Give subtree_check or no_subtree_check (docs/nfs.md)",
+            "without subtree_check, the kernel caches nothing that only some callers may see: listing a home takes up "
+            "to ten times as long. With it, a file that is renamed to another directory can become stale for a client "
+            "that has it open. Give subtree_check or no_subtree_check (docs/nfs.md)",
         )
         for mount in made.mounts
-        if made.server == "knfsd" and root.may_check_subtree(mount.options)
+        if made.server == "knfsd" and root.leaves_subtree_check_open(mount.options)
     ]
 
 

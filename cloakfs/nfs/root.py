@@ -38,8 +38,8 @@ def checks_subtree(options: Options) -> bool:
     return "subtree_check" in given and "no_subtree_check" not in given and single_identity(options) is None
 
 
-def may_check_subtree(options: Options) -> bool:
-    """Whether the server's check of directories above would gain something, and the entry does not say what to do."""
+def leaves_subtree_check_open(options: Options) -> bool:
+    """Whether the entry says neither subtree_check nor no_subtree_check, although the former would gain something."""
     given = {name for name, _ in options.other}
     return not given & {"subtree_check", "no_subtree_check"} and single_identity(options) is None
 

@@ -114,7 +114,7 @@ class Share:
         return mounted()[self.path].pid
 
     def is_served_by_another(self, pid: int) -> bool:
-        """Whether a daemon serves the mount which is not this one. Between the two, none may."""
+        """Whether a daemon other than this one serves the mount now. In between, there may be none."""
         mount = mounted().get(self.path)
         return mount is not None and mount.pid != pid
 
