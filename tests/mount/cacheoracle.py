@@ -211,6 +211,7 @@ class Oracle:
         self._top = top
         self.watch: CheckedWatch | None = None
         self.names: dict[Name, Entry] = {}
+        self.references = Counter[int]()  # of each nodeid: the lookups that the kernel has not forgotten
         self.attributes: dict[int, Attributes] = {}
         self.told: dict[int, set[int]] = defaultdict(set)  # nodeid -> client uids, and groups (`_viewer`)
         self.acls: dict[tuple[int, bytes], bytes] = {}  # of a nodeid, by the name of the attribute; no value: no ACL
@@ -271,6 +272,7 @@ class Oracle:
             self.names[parent, name] = Entry(trio.current_time() + entry.entry_timeout, nodeid)
             self._new.append((parent, name))
         if nodeid:
+            self.references[nodeid] += 1
             if stat.S_ISDIR(entry.st_mode):
                 self.above[nodeid] = parent
             self.tells(nodeid, ctx)
@@ -318,11 +320,15 @@ class Oracle:
                 if entry.nodeid in self.above:
                     self.above[entry.nodeid] = name[0]
 
-    def dropped(self, nodeid: int) -> None:
-        """Note that the kernel has dropped an inode, and with it all its names."""
-        obj = self._find(nodeid)[2]
-        if obj is not None and obj.lookups:
+    def forgets(self, nodeid: int, count: int) -> None:
+        """Note that the kernel has forgotten lookups; with the last one, it has dropped the inode and all its names.
+
+        `Object.lookups` are those of all views, each of which has an inode of its own.
+        """
+        self.references[nodeid] -= count
+        if self.references[nodeid] > 0:
             return
+        del self.references[nodeid]
         self.forgets_attributes(nodeid)
         self.told.pop(nodeid, None)
         self.above.pop(nodeid, None)
@@ -359,6 +365,7 @@ class Oracle:
             await wait_in_loop(self._is_done, _QUIET_SECONDS)
         except AssertionError:
             self._report("something is still pending")
+        self._check_references()
         now = self._moment()
         self._check(now, [*list(self.names), *list(self.attributes)])
         self._check_kept(now, list(self.kept))
@@ -441,6 +448,15 @@ class Oracle:
                     viewers[at].add(uid)
                     todo += leads_to[at]
         return viewers
+
+    def _check_references(self) -> None:
+        registry = self._filesystem.nodes.registry
+        counted = Counter[int]()
+        for nodeid, count in self.references.items():
+            counted[nodeid & (1 << 48) - 1] += count
+        for number, obj in registry.by_number.items():
+            if obj is not registry.root and obj.lookups != counted[number]:
+                self._report(f"{obj.name!r} counts {obj.lookups} lookups, and {counted[number]} were answered")
 
     def _check_name(self, tree: Tree, name: Name, entry: Entry, viewers: set[int]) -> None:
         _, view, parent = self._find(name[0])
@@ -789,8 +805,8 @@ class CheckedFilesystem(Filesystem):
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         await super().forget(inode_list)
-        for nodeid, _ in inode_list:
-            self.oracle.dropped(nodeid)
+        for nodeid, count in inode_list:
+            self.oracle.forgets(nodeid, count)
 
     async def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
         await self.oracle.settle()
