@@ -48,6 +48,10 @@ class NfsHost:
         sh("rpcbind", "-w")
         self.mountd = self._start_mountd(manage_gids=False)
         sh("rpc.statd")
+        if not os.path.exists("/proc/fs/nfsd/nfsv4recoverydir"):
+            # Newer kernels keep no records of clients by themselves (CONFIG_NFSD_LEGACY_CLIENT_TRACKING).
+            os.makedirs("/var/lib/nfs/nfsdcld", exist_ok=True)
+            sh("nfsdcld", "--pipefsdir=/run/rpc_pipefs")
         self.set_threads(8)
         end_grace()
 

@@ -105,7 +105,7 @@ unshare --net bash -euc '
   ip link add outside type dummy 2>/dev/null && ip link set outside up || true
   cloakfs export up --server ganesha --port 20490
   cloakfs export status
-  PYTHONPATH=/round /usr/lib/cloakfs/bin/python3 -B /round/read.py 20490 srv cloakfs srv-real@127.0.0.1 file
+  PYTHONPATH=/round /usr/lib/cloakfs/bin/python3 -B /round/read.py 20490 srv-real@127.0.0.1 file
   cloakfs export down
 ' >/round/export.log 2>&1 || { cat /round/export.log; cat /run/cloakfs/export-*.log; exit 1; }
 grep -q "^ganesha: answers" /round/export.log

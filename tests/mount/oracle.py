@@ -487,6 +487,11 @@ def on_model(look: Look, request: Request, *, unmapped: bool) -> tuple[Outcome, 
     The process that calls this is the caller's.
     """
     error, also = judge(look, request, unmapped=unmapped)
+    if error == errno.EEXIST and look.rules.checked:
+        # What is hidden is absent for the client's kernel, which then looks at the directory's permissions first.
+        new = request.other if request.name in ("link", "rename") else request.path
+        if not os.access(os.path.dirname(os.path.join(look.root, new)), os.W_OK):
+            also |= {errno.EACCES}
     if not error:
         request = keeping_hidden_bits(look.rules, look.root, request)
     return ((error, None) if error else outcome(look.root, request)), also

@@ -1019,3 +1019,19 @@ def test_what_is_held_is_made_again(policy: str) -> None:
             kinds = number % 3 == 0, number % 2 == 0
             machine.make_again_what_is_held(number % len(CALLERS), "a", kinds, how, through, (0o755, 0o700))
         machine.teardown()
+
+
+def test_what_is_hidden_where_the_caller_may_not_write() -> None:
+    """The kernel that checks permissions refuses mkdir(2) there as it would without the hidden directory."""
+    with world(POLICIES["checked-by-the-kernel"]) as made:
+
+        class Here(TwoTrees):
+            world = made
+
+        machine = Here()
+        machine.furnish((0, 0, 1), (0o777, 0o777, 0o666))
+        machine.make(1, "mkdir", "a/own", 0o700)
+        machine.setfacl(0, "a", "access", 65534, 12002, (7, 1, 3, 3, 7, 7))
+        machine.make(4, "mkdir", "a/own", 0o700)
+        machine.make(4, "mkdir", "a/absent", 0o700)
+        machine.teardown()
