@@ -1,7 +1,6 @@
 """The work that is timed. Each function returns, for a worker in its directory, a job that does one batch of it."""
 
 import os
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -10,7 +9,8 @@ from typing import Any
 from . import work_in_homes, work_in_team
 from .homes import HOME, MEMBERS, TEAM, USERS, rights_of
 from .job import PINNED, UNPINNED, Job, JobInputs, Make, Work, create_one, list_one, mix, nothing, read_one
-from .tree import BLOCK, KINDS, PACKAGE
+from .tree import BLOCK, KINDS
+from .work_by_programs import PROGRAMS, list_all
 from .work_that_changes import CHANGES
 
 CLIENTS = 4
@@ -159,40 +159,6 @@ def _random(how: str, inputs: JobInputs) -> Job:
     return Job(batch, partial(_forget_pages, fd) if how == "cold" else nothing)
 
 
-_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "HOME": "/nonexistent"}
-
-
-def _run(script: str, directory: str) -> None:
-    command = ["/bin/sh", "-euc", script]
-    done = subprocess.run(
-        command, cwd=directory, env=_ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise OSError(f"exit status {done.returncode}: {done.stderr[-1000:]}")
-
-
-def _ls(inputs: JobInputs) -> Job:
-    def batch() -> int:
-        _run("exec ls -lR many >/dev/null", ".")
-        return inputs.sizes.directories * inputs.sizes.per_directory
-
-    return Job(batch)
-
-
-def _build(inputs: JobInputs) -> Job:
-    os.umask(0o777 & ~rights_of(inputs.kind).directory)
-    script = (
-        f"rm -rf src; mkdir src; tar -xzf ../{PACKAGE} -C src --strip-components=1; "
-        "make -C src CC=gcc >/dev/null; rm -r src"
-    )
-
-    def batch() -> int:
-        _run(script, "own")
-        return 1
-
-    return Job(batch, warm=False)
-
-
 _BY_FILE: dict[str, tuple[str, Make]] = {
     "stat": ("files", _stat),
     "lookup": ("files", _lookup),
@@ -238,6 +204,7 @@ def all_work(heavy_rounds: int) -> dict[str, Work]:
     add(f"{USERS} users", home, programs, "files", work_in_homes.users, **many_users, **clients)
     write_one = partial(_sequential_write, writers=CLIENTS)
     add(f"{CLIENTS} writers", everywhere, "data", "MiB", write_one, clients=CLIENTS, rounds=heavy_rounds, counted=False)
-    add("ls -lR", everywhere, programs, "files", _ls, rounds=heavy_rounds)
-    add("tar+make+rm", KINDS, programs, "runs", _build, settings=(UNPINNED,), rounds=heavy_rounds)
+    add("ls -lR", everywhere, programs, "files", list_all, rounds=heavy_rounds)
+    for what, make in PROGRAMS.items():
+        add(what, KINDS, programs, "runs", make, settings=(UNPINNED,), rounds=heavy_rounds)
     return work
