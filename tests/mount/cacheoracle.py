@@ -621,6 +621,8 @@ class CheckedFilesystem(Filesystem):
                 if not is_name_only(entry):
                     self.oracle.tells_name(parent, name, entry, requester(token))
                     self._told_in_listing.append(int(entry.st_ino))
+            elif has_room and name not in (b".", b"..") and not is_name_only(entry):
+                self.oracle.references[int(entry.st_ino)] += 1  # for the daemon, or for the kernel to reconnect it
             return has_room
 
         _pyfuse3.readdir_reply = noting
