@@ -695,9 +695,10 @@ class Core(pyfuse3.Operations):
         if self.locks.by_object:
             for fd in self.locks.closed(self.files.by_fd[fh].obj, fh):
                 self._close_for_locks(self.files.by_fd[fh].obj, fd)
-        if (obj := self.files.by_fd[fh].obj).backing:
+        if (open_file := self.files.by_fd[fh]).obj.backing:
             filelocks.release_all(fh)  # the kernel may go on with this open file, for those who still have it open
-            self.passthrough.closing(obj, fh)
+            open_file.written = calls.fstat(fh).st_size  # at most; the daemon does not see what the kernel writes
+            self.passthrough.closing(open_file.obj, fh)
         file = self.files.close(fh)
         if file is not None:
             assert self.tasks is not None

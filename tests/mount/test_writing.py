@@ -16,7 +16,7 @@ from cloakfs.state.runtime import mounted
 from tests.agents import User
 from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with
-from tests.mount.loopfs import filesystem, require_disk
+from tests.mount.loopfs import filesystem
 from tests.mount.test_patched_pyfuse3 import with_patch
 from tests.waiting import wait_until
 
@@ -37,22 +37,27 @@ def rewrite(path: str, mib: int) -> None:
     os.close(fd)
 
 
-def test_a_close_that_takes_long(base: str, mount: MakeMount, user: MakeUser) -> None:
-    """ext4 sends a file that was emptied and written again to the disk when it is closed."""
-    require_disk(base, "what is in memory is closed at once")
+@pytest.mark.parametrize("passthrough", ["off", "auto"])
+def test_a_close_that_takes_long(passthrough: str, base: str, mount: MakeMount, user: MakeUser) -> None:
+    """ext4 sends a file that was emptied and written again to the disk when it is closed, whoever has written it."""
     marks = os.path.join(base, "marks")
     os.mkdir(marks)
     os.chmod(marks, 0o777)  # whoever the daemon acts as
     begun, go = os.path.join(marks, "begun"), os.path.join(marks, "go")
-    Path(base, "real", "file").touch()
-    with daemons_with(partial(alterations.close_slowly, begun, go)):
-        m, ann, bob = mount("-o", "no_root_squash,passthrough=off"), user(ANN), user(BOB)
+    with filesystem("ext4", base) as tree, daemons_with(partial(alterations.close_slowly, begun, go)):
+        os.mkdir(os.path.join(tree, "own"))
+        for name in ("own/file", "own/large"):  # what is made anew does not pass
+            Path(tree, name).touch()
+        for name in ("own", "own/large"):
+            os.chown(os.path.join(tree, name), ANN, ANN)
+        m = mount("-o", f"no_root_squash,passthrough={passthrough}", source=tree)
+        ann, bob = user(ANN), user(BOB)
         try:
-            ann.do(rewrite, m.at("large"), 3)
+            ann.do(rewrite, m.at("own/large"), 3)
             while not os.path.exists(begun):
                 pass
-            bob.do_within(LONG_SECONDS, os.stat, m.at("file"))
-            ann.do_within(LONG_SECONDS, rewrite, m.at("small"), 1)
+            bob.do_within(LONG_SECONDS, os.stat, m.at("own/file"))
+            ann.do_within(LONG_SECONDS, rewrite, m.at("own/small"), 1)
             assert not os.path.exists(go)
         finally:
             Path(go).touch()
