@@ -477,8 +477,12 @@ class Core(pyfuse3.Operations):
 
         In the session loop, `call` may raise BlockingIOError instead of waiting; a thread then calls it. Go on with
         `_again`.
+
+        The kernel holds the lock of a file that passes while it reads what a client writes, which may be a mapping of
+        a file of this mount: what waits for that lock in the session loop would wait for itself.
         """
-        if not at.waits:
+        rare = at.obj.rare
+        if not at.waits and (rare is None or not rare.backing):
             try:
                 return at.obj.filesystem.timed(call, at, *args)
             except BlockingIOError:
@@ -500,7 +504,9 @@ class Core(pyfuse3.Operations):
         """Return how to go on after an await: the policy may be new, and the object changed."""
         if self.views.get(at.number) is at.view:
             filesystem = at.obj.filesystem
-            if filesystem.slow_until > 0 or filesystem.by_threads:  # a thread may have been waited for
+            if (
+                filesystem.slow_until > 0 or filesystem.by_threads or at.obj.backing
+            ):  # a thread may have been waited for
                 return replace(at, info=filesystem.stat(at.fd), has_acl=None)
             at.has_acl = None
             return at

@@ -641,3 +641,32 @@ def _fill(path: str) -> None:
             os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def write_mapped(fd: int, source: str) -> None:
+    """Write what is mapped of another file, MiB by MiB; the kernel reads that while it has the file locked."""
+    with open(source, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+        for at in range(0, len(content), LARGE):
+            os.pwrite(fd, memoryview(content)[at : at + LARGE], 0)
+
+
+def empty(path: str, times: int) -> None:
+    for _ in range(times):
+        os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
+
+
+def test_a_write_that_needs_the_daemon(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """It comes from a mapping of another file of the mount; who empties the file waits for it, and nobody else."""
+    with open(f"{tree}/home/shared", "wb") as file:  # others may write to it, so that it does not pass
+        file.truncate(50 * LARGE)
+    m = mount("-o", CLOAKED)
+    writer, changer, other = user(OWNER), user(OWNER), user(MEMBER)
+    fd = writer.do(os.open, m.at("home/log"), os.O_WRONLY)
+    assert passing(m) == 1
+    writer.start(write_mapped, fd, m.at("home/shared"))
+    changer.start(empty, m.at("home/log"), 100)
+    for _ in range(20):
+        other.do_within(30, os.listdir, m.at("home"))
+    changer.answer_within(30)
+    writer.answer_within(30)
+    writer.do(os.close, fd)
