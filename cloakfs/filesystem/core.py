@@ -503,10 +503,9 @@ class Core(pyfuse3.Operations):
     async def _again(self, at: Request, inode: InodeT, ctx: RequestContext) -> Request:
         """Return how to go on after an await: the policy may be new, and the object changed."""
         if self.views.get(at.number) is at.view:
-            filesystem = at.obj.filesystem
-            if (
-                filesystem.slow_until > 0 or filesystem.by_threads or at.obj.backing
-            ):  # a thread may have been waited for
+            filesystem, rare = at.obj.filesystem, at.obj.rare
+            # Where a thread may have been waited for:
+            if filesystem.slow_until > 0 or filesystem.by_threads or (rare is not None and rare.backing):
                 return replace(at, info=filesystem.stat(at.fd), has_acl=None)
             at.has_acl = None
             return at
