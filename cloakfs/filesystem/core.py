@@ -504,7 +504,7 @@ class Core(pyfuse3.Operations):
         """Return how to go on after an await: the policy may be new, and the object changed."""
         if self.views.get(at.number) is at.view:
             filesystem, rare = at.obj.filesystem, at.obj.rare
-            # Where a thread may have been waited for:
+            # It may have changed while a thread was waited for.
             if filesystem.slow_until > 0 or filesystem.by_threads or (rare is not None and rare.backing):
                 return replace(at, info=filesystem.stat(at.fd), has_acl=None)
             at.has_acl = None
