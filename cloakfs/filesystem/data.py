@@ -178,18 +178,23 @@ class DataOperations(Core):
         return cast("bytes", content)  # pyfuse3 accepts any buffer; a copy would be wasteful
 
     @operation
-    async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
+    async def write(  # type: ignore[override]  # the decorator hides that the last argument has a default
+        self, fh: FileHandleT, off: int, buf: bytes, append: bool | None = None
+    ) -> int:
         """Write through to the real file, as the caller that opened it (set-id bits are cleared, quotas are charged).
 
         The kernel turns O_APPEND into an offset, that of the end as it believes. Others may have written there, behind
-        the mount or in another view. So a write at just that offset, to a file opened with O_APPEND, goes to the real
-        end.
+        the mount or in another view. So what is appended goes to the real end. The patched pyfuse3 says whether it is.
+        With the released one (None), that has to be guessed of what is written to a file opened with O_APPEND.
         """
         await self._check_again(fh, os.W_OK)
         file = self.files.by_fd[fh]
         obj, opener = file.obj, file.opener
         assert opener is not None
-        appends = file.appends and off == obj.size_in_kernel(file.number)
+        # What may be mapped may also be written anywhere. (So may other files after fcntl(F_SETFL), which nobody uses.)
+        appends = append
+        if appends is None:
+            appends = file.appends and (not file.may_be_mapped or off == obj.size_in_kernel(file.number))
         in_sync = bool(file.flags & (os.O_SYNC | os.O_DSYNC))
         done = await self.reader.write(fh, opener, obj.filesystem, off, buf, append=appends, in_sync=in_sync)
         file.written += done

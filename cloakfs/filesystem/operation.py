@@ -172,7 +172,7 @@ def operation(
         requests = self.requests
         trace = requests.trace
         if trace is not None and noting.get() is None:  # otherwise, this is the call in the next line
-            return await trace.answer(name, dict(zip(parameters, given, strict=True)), guarded(self, *args))
+            return await trace.answer(name, dict(zip(parameters, given, strict=False)), guarded(self, *args))
         if counted:
             caller: int = given[-1].uid if has_context else self.files.opener(given[0])
             waiting = requests.writes if is_write else requests.waiting

@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import signal
+import socket
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
@@ -443,6 +444,37 @@ def test_appends_after_it_go_to_the_real_end(tree: str, mount: MakeMount, user: 
         told()
         lines = read(m.real("home/log")).removeprefix(b"x" * 1000)
         assert lines == (number + 1) * b"a line\nbehind\n"
+
+
+def _write_and_leave_open(path: str) -> list[int]:
+    """Write, and close the file, which a socket has open then; return the descriptors with which that ends.
+
+    That sends RELEASE alone, without FLUSH, which a process would wait for.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+    os.write(fd, b"by the kernel\n")
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    socket.send_fds(ours, [b"x"], [fd])
+    os.close(fd)
+    return [ours.detach(), theirs.detach()]
+
+
+def test_an_append_goes_to_the_real_end_after_a_late_release(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """What others append after close(2) is in the size that the daemon finds at RELEASE; the kernel does not know."""
+    m, owner = mount("-o", CLOAKED), user(OWNER)
+    log = m.at("home/log")
+    sockets = owner.do(_write_and_leave_open, log)
+    os.kill(m.pid, signal.SIGSTOP)
+    try:
+        for fd in sockets:
+            owner.do(os.close, fd)
+        with open(m.real("home/log"), "ab") as behind:
+            behind.write(b"behind\n")
+    finally:
+        os.kill(m.pid, signal.SIGCONT)
+    told()
+    assert taken(m, owner, write_many, log, os.O_RDWR | os.O_APPEND, 1)["write"] == 1
+    assert read(m.real("home/log")) == b"begins\nby the kernel\nbehind\na line\n"
 
 
 def test_a_write_beyond_the_limit_of_the_process_fails(tree: str, mount: MakeMount, user: MakeUser) -> None:

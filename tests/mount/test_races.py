@@ -20,6 +20,7 @@ from cloakfs import linux
 from tests.agents import User, read, write
 from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, told
+from tests.mount.test_patched_pyfuse3 import with_patch
 from tests.waiting import wait_until
 
 USER, OTHER = 3001, 3002
@@ -460,6 +461,49 @@ def test_appending_in_several_views_and_behind_them_loses_nothing(tree: str, mou
     assert read(m.real("log")) == expected
     for uid in (USER, OTHER):
         assert read(m.at(f"@{uid}", "log")) == expected
+
+
+_LINE = 64  # bytes, of which no page begins within one: the kernel may send a write to two pages as two requests
+
+
+def _line(name: str, number: int) -> str:
+    return f"{name} {number}".ljust(_LINE - 1) + "\n"
+
+
+def _append_lines(path: str, flags: int, name: str, seconds: float) -> int:
+    """Append numbered lines for so long; return how many."""
+    fd = os.open(path, flags | os.O_APPEND)
+    until, number = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        os.write(fd, _line(name, number).encode())
+        number += 1
+    os.close(fd)
+    return number
+
+
+def _look(path: str, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        os.stat(path)
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY, pytest.param(os.O_RDWR, marks=with_patch)])
+def test_looking_at_a_file_that_grows_on_both_sides_loses_nothing(
+    flags: int, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """The kernel ignores a size in an answer that has crossed a write, so the daemon may not rely on its knowing it."""
+    put(os.path.join(tree, "log"), b"", USER, 0o666)
+    m = mount("-o", f"{CLOAKED},passthrough=off")
+    lookers = [user(OTHER) for _ in range(3)]
+    for looker in lookers:
+        looker.start(_look, m.at("log"), 2)
+    appending = {"inside": (user(USER), m.at("log")), "behind": (user(OTHER), m.real("log"))}
+    for name, (client, path) in appending.items():
+        client.start(_append_lines, path, flags, name, 2)
+    counts = {name: client.answer_within(30) for name, (client, _) in appending.items()}
+    assert all(looker.finish_within(30) for looker in lookers)
+    expected = [_line(name, number) for name, count in counts.items() for number in range(count)]
+    assert sorted(read(m.real("log")).decode().splitlines(keepends=True)) == sorted(expected)
 
 
 def test_a_file_that_may_only_be_appended_to(tree: str, mount: MakeMount, user: MakeUser) -> None:
