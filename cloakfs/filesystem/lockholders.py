@@ -18,7 +18,6 @@ from ..fuse.loop import MOST_LOCK_REQUESTS
 from ..linux import filelocks
 from ..lockranges import Lock, LockTable, Ranges
 from ..shares import Shares
-from ..tree import calls
 from ..tree.objects import Object
 
 MOST_OF_ONE = MOST_LOCK_REQUESTS // 4
@@ -40,11 +39,12 @@ class Holder:
         is_own: whether the descriptor is the holder's own, and not that of `fh`.
         ranges: what is locked.
         pid: the process that locked last.
-        waiting: how many threads wait with this descriptor.
-        is_gone: whether the owner has closed the file.
+        users: how many requests lock, or wait for a lock, by this description.
+        is_gone: whether the owner has its locks by another holder, or none any more.
+        is_closed: whether the descriptor is closed.
     """
 
-    __slots__ = ("access", "fd", "fh", "is_gone", "is_own", "pid", "ranges", "uid", "waiting")
+    __slots__ = ("access", "fd", "fh", "is_closed", "is_gone", "is_own", "pid", "ranges", "uid", "users")
 
     def __init__(self, fd: int, access: int, fh: FileHandleT, uid: int) -> None:
         self.fd = fd
@@ -54,24 +54,16 @@ class Holder:
         self.is_own = fd != fh
         self.ranges = Ranges()
         self.pid = 0
-        self.waiting = 0
-        self.is_gone = False
+        self.users = 0
+        self.is_gone = self.is_closed = False
 
     def allows(self, kind: int) -> bool:
         """Whether a lock of this kind is possible: F_RDLCK takes a file that is open for reading, for example."""
         return self.access in (os.O_RDWR, os.O_RDONLY if kind == fcntl.F_RDLCK else os.O_WRONLY)
 
-    def release(self) -> None:
-        """Release all locks of a holder that was dropped, unless a thread waits with it: then that does so.
-
-        For a remote file, this takes a request to its server.
-        """
-        if self.waiting:
-            return
-        if self.is_own:
-            calls.close(self.fd)
-        else:
-            filelocks.try_lock(self.fd, fcntl.F_UNLCK, _ALL)
+    def unlock_all(self) -> None:
+        """Release all locks. For a remote file, this takes a request to its server."""
+        filelocks.try_lock(self.fd, fcntl.F_UNLCK, _ALL)
 
 
 class LockHolders:
@@ -95,7 +87,7 @@ class LockHolders:
         self.by_object: dict[Object, dict[int, Holder]] = {}
         self.table: LockTable[Object, int] = LockTable()
         self._claimed: set[FileHandleT] = set()  # open files by whose descriptor an owner has its locks
-        self._used: dict[FileHandleT, set[int]] = {}  # by open file: the owners that first locked by it
+        self._used: dict[FileHandleT, dict[Holder, int]] = {}  # by open file: who first locked by it, and the owner
         self.waiting: Shares[int] = Shares(MOST_LOCK_REQUESTS, MOST_OF_ONE)
         self.unlocking: Shares[int] = Shares(MOST_LOCK_REQUESTS, MOST_OF_ONE)
         self.ranges: Shares[int] = Shares(most_ranges)
@@ -113,7 +105,7 @@ class LockHolders:
         """Let the owner have its locks by this holder."""
         self.by_object.setdefault(obj, {})[owner] = holder
         holder.ranges = self.table.ranges(obj, owner)
-        self._used.setdefault(holder.fh, set()).add(owner)
+        self._used.setdefault(holder.fh, {})[holder] = owner
         if holder.is_own:
             self._descriptors.take(holder.uid)
         else:
@@ -121,23 +113,33 @@ class LockHolders:
         return holder
 
     def drop(self, obj: Object, owner: int) -> Holder:
-        """Drop an owner that has closed the file. Its holder is then to be released."""
+        """Drop the holder of an owner, whose locks are then to be released (`release`)."""
         holders = self.by_object[obj]
         holder = holders.pop(owner)
         if not holders:
             del self.by_object[obj]
         self.table.drop(obj, owner)
         self._count(holder, -len(holder.ranges.locks))
-        used = self._used[holder.fh]
-        used.discard(owner)
-        if not used:
-            del self._used[holder.fh]
         holder.is_gone = True
-        if holder.is_own:
-            self._descriptors.give_back(holder.uid)
-        else:
-            self._claimed.discard(holder.fh)
         return holder
+
+    def release(self, holder: Holder) -> list[int]:
+        """Give back what a dropped holder has, whose locks have been released; return descriptors to be closed.
+
+        While a request uses the description, it is left alone, so that no other owner gets it.
+        """
+        if holder.users or holder.is_closed:
+            return []
+        holder.is_closed = True
+        used = self._used.get(holder.fh, {})
+        used.pop(holder, None)
+        if not used:
+            self._used.pop(holder.fh, None)
+        if not holder.is_own:
+            self._claimed.discard(holder.fh)
+            return []
+        self._descriptors.give_back(holder.uid)
+        return [holder.fd]
 
     def lock(self, holder: Holder, wanted: Lock) -> None:
         """Note that the owner has this lock now."""
@@ -158,9 +160,20 @@ class LockHolders:
             self.ranges.give_back(holder.uid, -more)
 
     def closed(self, obj: Object, fh: FileHandleT) -> list[int]:
-        """Drop the owner that is an open file, which is about to be closed; return descriptors to be closed as well."""
-        holders = [self.drop(obj, owner) for owner in list(self._used.get(fh, ()))]
-        return [holder.fd for holder in holders if holder.is_own]
+        """Drop who first locked by an open file, which is about to be closed; return descriptors to be closed as well.
+
+        Who still waits with one of their descriptions has a descriptor of its own.
+        """
+        found = []
+        for holder, owner in self._used.pop(fh, {}).items():
+            if not holder.is_gone:
+                self.drop(obj, owner)
+            holder.is_closed = True
+            if holder.is_own:
+                self._descriptors.give_back(holder.uid)
+                found.append(holder.fd)
+        self._claimed.discard(fh)
+        return found
 
     def pid(self, obj: Object, owner: int, wanted: Lock) -> int:
         """Return a process of this mount that has a lock in the way of `wanted`; 0 if there is none."""

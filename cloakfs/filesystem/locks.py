@@ -83,7 +83,8 @@ class LockOperations(Core):
             raise self._refuse(self.locks.ranges, "ranges locked", file)
         with self._share(file, self.locks.waiting):
             await self._check_again(fh, os.R_OK if lock.type == fcntl.F_RDLCK else os.W_OK)
-            await self._lock(file, await self._holder(file, fh, owner, lock.type), owner, lock, wait)
+            while not await self._lock(file, await self._holder(file, fh, owner, lock.type), owner, lock, wait):
+                pass
             await self._confirm_content(file)
 
     async def _unlock(self, file: OpenFile, owner: int, lock: FileLock) -> None:
@@ -95,23 +96,46 @@ class LockOperations(Core):
         wanted = _lock(fcntl.F_UNLCK, lock.start, lock.len)
         self.locks.unlock(holder, wanted.start, wanted.end)
 
-    async def _lock(self, file: OpenFile, holder: Holder, owner: int, lock: FileLock, wait: LockWait | None) -> None:
+    async def _lock(self, file: OpenFile, holder: Holder, owner: int, lock: FileLock, wait: LockWait | None) -> bool:
+        """Lock by the description of this holder; return False if it is not the owner's any more."""
         wanted, extent = _lock(lock.type, lock.start, lock.len), (lock.start, lock.len)
-        if not await self._call(file, filelocks.try_lock, holder.fd, lock.type, extent):
-            if wait is None:
-                raise FUSEError(errno.EAGAIN)
-            holder.waiting += 1
-            try:
-                with self.locks.wait(file.obj, owner, wanted):
-                    await self._wait(wait, filelocks.BlockedCall.lock, holder.fd, lock.type, extent)
-            finally:
-                holder.waiting -= 1
-                if holder.is_gone:  # another thread of the process has closed the file
-                    await self._call(file, holder.release)
+        holder.users += 1
+        try:
+            if not await self._call(file, filelocks.try_lock, holder.fd, lock.type, extent):
+                if wait is None:
+                    raise FUSEError(errno.EAGAIN)
+                if not holder.is_gone:
+                    await self._wait_for(file, holder, owner, lock, wait)
+        finally:
+            holder.users -= 1
+            if holder.is_gone:
+                await self._release(file, holder)
         if holder.is_gone:
-            raise FUSEError(errno.EINTR)
+            return False
         self.locks.lock(holder, wanted)
         holder.pid = lock.pid
+        return True
+
+    async def _wait_for(self, file: OpenFile, holder: Holder, owner: int, lock: FileLock, wait: LockWait) -> None:
+        """Wait with a descriptor of its own: that of the holder may be closed, and its number used again."""
+        fd = self.nodes.descriptors.with_descriptor(calls.dup, holder.fd)
+        try:
+            with self.locks.wait(file.obj, owner, _lock(lock.type, lock.start, lock.len)):
+                await self._wait(wait, filelocks.BlockedCall.lock, fd, lock.type, (lock.start, lock.len))
+        finally:
+            await self._call(file, calls.close, fd)
+
+    async def _release(self, file: OpenFile, holder: Holder) -> None:
+        """Release the locks of a holder that was dropped."""
+        if holder.is_closed:
+            return
+        holder.users += 1
+        try:
+            await self._call(file, holder.unlock_all)
+        finally:
+            holder.users -= 1
+            for fd in self.locks.release(holder):
+                await self._call(file, calls.close, fd)
 
     @operation
     async def flock(self, fh: FileHandleT, op: int, wait: LockWait | None) -> None:
@@ -132,9 +156,15 @@ class LockOperations(Core):
     async def unlock(self, fh: FileHandleT, owner: int) -> None:
         """Release what a process has locked, since it closes one of its descriptors of the file."""
         file = self.files.by_fd[fh]
-        if self.locks.find(file.obj, owner) is not None:
-            with self._share(file, self.locks.unlocking):
-                await self._call(file, self.locks.drop(file.obj, owner).release)
+        holder = self.locks.find(file.obj, owner)
+        if holder is None:
+            return
+        with self._share(file, self.locks.unlocking):
+            if holder.users:  # another thread of the process waits for a lock, and goes on waiting
+                self.locks.unlock(holder, 0, END)
+                await self._call(file, holder.unlock_all)
+            else:
+                await self._release(file, self.locks.drop(file.obj, owner))
 
     async def _confirm_content(self, file: OpenFile) -> None:
         """Wait until the kernel caches nothing of the file that has changed: whoever has a lock relies on that.
@@ -175,10 +205,11 @@ class LockOperations(Core):
                 return holder
             self._hand_over(holder, new)
             locked = holder.ranges.locks
-            await self._call(file, self.locks.drop(obj, owner).release)
+            old = self.locks.drop(obj, owner)
             self.locks.add(obj, owner, new)
             for lock in locked:
                 self.locks.lock(new, lock)
+            await self._release(file, old)
             return new
         return self.locks.add(obj, owner, new)
 

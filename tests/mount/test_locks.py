@@ -15,6 +15,7 @@ import struct
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -223,6 +224,68 @@ def by_two_open_files(how: str, one: Actor, two: Actor) -> list[object]:
     return [*seen, within(SECONDS, lambda: two.try_lock(how, WRITE) == "done")]
 
 
+_results: dict[int, str] = {}  # of threads that waited, in the process that did, by descriptor
+
+
+def wait_in_thread(fd: int, how: str, kind: int, extent: tuple[int, int]) -> None:
+    def wait() -> None:
+        try:
+            lock(fd, how, kind, extent, wait=True)
+        except OSError as exc:
+            _results[fd] = errno.errorcode.get(exc.errno or 0, str(exc.errno))
+        else:
+            _results[fd] = "done"
+
+    _results.pop(fd, None)
+    threading.Thread(target=wait, daemon=True).start()
+    time.sleep(SOON)
+
+
+def result_of_thread(fd: int) -> str | None:
+    return _results.get(fd)
+
+
+def a_thread_waits_while_another_one_closes(how: str, one: Actor, two: Actor) -> list[object]:
+    """What closing releases, what is locked after it, and whether the thread goes on waiting."""
+    seen: list[object] = []
+    for close in (_a_duplicate, _another_open_file):
+        seen += [one.try_lock(how, WRITE, (100, 10)), two.try_lock(how, WRITE, (0, 10))]
+        one.user.do(wait_in_thread, one.fd, how, WRITE, (0, 10))
+        one.user.do(close, one.fd, one.path)
+        seen += [two.try_lock(how, WRITE, (100, 10)), two.try_lock(how, NONE, (100, 10))]
+        seen += [one.try_lock(how, WRITE, (100, 10)), one.user.do(result_of_thread, one.fd)]
+        seen.append(two.try_lock(how, NONE, (0, 10)))
+        seen.append(within(SECONDS, lambda: one.user.do(result_of_thread, one.fd) == "done"))
+        seen += [two.try_lock(how, WRITE, (0, 10)), two.try_lock(how, WRITE, (100, 10)), one.try_lock(how, NONE)]
+    return seen
+
+
+def _a_duplicate(fd: int, _: str) -> None:
+    os.close(os.dup(fd))
+
+
+def _another_open_file(_: int, path: str) -> None:
+    os.close(os.open(path, os.O_RDONLY))
+
+
+def a_thread_waits_while_another_one_closes_its_descriptor(how: str, one: Actor, two: Actor) -> list[object]:
+    seen: list[object] = [two.try_lock(how, WRITE, (0, 10))]
+    one.user.do(wait_in_thread, one.fd, how, WRITE, (0, 10))
+    one.user.do(os.close, one.fd)
+    seen += [one.user.do(result_of_thread, one.fd), two.try_lock(how, NONE, (0, 10))]
+    seen.append(within(SECONDS, lambda: one.user.do(result_of_thread, one.fd) is not None))
+    return [*seen, one.user.do(result_of_thread, one.fd), within(SECONDS, lambda: two.try_lock(how, WRITE) == "done")]
+
+
+def a_thread_waits_to_read_while_another_one_locks_to_write(how: str, one: Actor, two: Actor) -> list[object]:
+    reads = one.user.do(os.open, one.path, os.O_RDONLY)
+    seen: list[object] = [one.user.error(lock, reads, how, READ, (0, 10)), two.try_lock(how, WRITE, (20, 10))]
+    one.user.do(wait_in_thread, reads, how, READ, (20, 10))
+    seen += [one.try_lock(how, WRITE, (0, 10)), two.try_lock(how, NONE, (20, 10))]
+    seen.append(within(SECONDS, lambda: one.user.do(result_of_thread, reads) == "done"))
+    return [*seen, two.try_lock(how, WRITE, (20, 10)), two.try_lock(how, READ, (0, 10)), one.try_lock(how, WRITE)]
+
+
 SCENES: tuple[Scene, ...] = (
     which_kinds_conflict,
     ranges_are_split_and_merged,
@@ -234,6 +297,9 @@ SCENES: tuple[Scene, ...] = (
     a_child_has_the_same_file_open,
     from_reading_to_writing_and_back,
     by_two_open_files,
+    a_thread_waits_while_another_one_closes,
+    a_thread_waits_while_another_one_closes_its_descriptor,
+    a_thread_waits_to_read_while_another_one_locks_to_write,
 )
 
 
