@@ -22,7 +22,7 @@ from ..fuse.compatibility import keeps_listings, offers_locks
 from ..identity import ServerId
 from ..kernelcache.cache import KernelCache
 from ..kernelcache.cachepolicy import MountTraits
-from ..linux import filelocks, process
+from ..linux import process
 from ..stacking.answers import AnsweredActor, LowerAnswers, Query, query
 from ..stacking.upper import UpperDaemons
 from ..tracerecords import Record, described
@@ -702,7 +702,6 @@ class Core(pyfuse3.Operations):
             for fd in self.locks.closed(self.files.by_fd[fh].obj, fh):
                 self._close_for_locks(self.files.by_fd[fh].obj, fd)
         if (open_file := self.files.by_fd[fh]).obj.backing:
-            filelocks.release_all(fh)  # the kernel may go on with this open file, for those who still have it open
             open_file.written = calls.fstat(fh).st_size  # at most; the daemon does not see what the kernel writes
             self.passthrough.closing(open_file.obj, fh)
         file = self.files.close(fh)

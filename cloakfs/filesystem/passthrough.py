@@ -21,6 +21,7 @@ from collections.abc import Iterable
 
 import trio
 
+from .. import linux
 from ..fuse import compatibility
 from ..linux import FMODE_EXEC, mountinfo
 from ..tree import calls
@@ -105,10 +106,10 @@ class Passthrough:
         if rare.opens_left:
             rare.opens_left -= 1
             return 0
-        if at.number or not at.who.uid or self._reason(filesystem) or not _may_pass(fd):
+        if at.number or not at.who.uid or self._reason(filesystem) or not _may_pass(fd) or obj.descriptor is None:
             return 0
         try:
-            backing = calls.without_rights(compatibility.open_backing, fd)
+            backing = _hand_over(obj.descriptor.fd)
         except OSError as exc:
             if exc.errno not in _FOR_NOW:
                 self._why_not[filesystem] = str(exc.strerror)
@@ -138,6 +139,24 @@ class Passthrough:
         if known is None:
             known = self._why_not[filesystem] = _find_reason(filesystem)
         return known
+
+
+def _hand_over(fd: int) -> int:
+    """Hand the file that `fd` (O_PATH) refers to over to the kernel, and return the id.
+
+    The kernel keeps what it is handed until nobody has the file open, also after the daemon has died. So that is
+    nothing to which a lock can belong: a descriptor with O_PATH, or one of its own where the kernel takes no other.
+    """
+    try:
+        return calls.without_rights(compatibility.open_backing, fd)
+    except OSError as exc:
+        if exc.errno != errno.EBADF:
+            raise
+    own = calls.open(linux.ROOT, fd, os.O_RDONLY)
+    try:
+        return calls.without_rights(compatibility.open_backing, own)
+    finally:
+        calls.close(own)
 
 
 def _may_begin(flags: int, at: Request) -> bool:

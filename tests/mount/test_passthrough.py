@@ -23,6 +23,7 @@ from tests.agents import User, read, write
 from tests.mount.conftest import Mount, run, told
 from tests.mount.loopfs import attached, filesystem
 from tests.mount.test_caching import CLOAKED, requests
+from tests.mount.test_locks import lock
 from tests.mount.test_metrics import parsed
 from tests.mount.test_own_directory import taken
 from tests.waiting import wait_until, wait_until_settled
@@ -509,6 +510,23 @@ def test_the_daemon_is_killed_while_a_program_writes(tree: str, mount: MakeMount
     assert owner.error(os.fsync, fd) == errno.ENOTCONN
     owner.error(os.close, fd)
     assert read(f"{tree}/home/log") == b"begins\nbefore\nafter\n"
+
+
+@pytest.mark.parametrize(("size", "flags", "kind"), [(0, os.O_WRONLY, "flock"), (LARGE, os.O_RDONLY, "fcntl")])
+def test_a_daemon_that_is_killed_leaves_no_locks(
+    size: int, flags: int, kind: str, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """The kernel goes on with the file for those who have it open, but not with what the daemon had locked."""
+    os.truncate(f"{tree}/home/log", size)
+    m, owner, other = mount("-o", CLOAKED), user(OWNER), user(OWNER)
+    fd, behind = owner.do(os.open, m.at("home/log"), flags), other.do(os.open, m.real("home/log"), os.O_RDWR)
+    assert passing(m) == 1
+    owner.do(lock, fd, kind, fcntl.F_RDLCK if flags == os.O_RDONLY else fcntl.F_WRLCK)
+    assert other.error(lock, behind, kind, fcntl.F_WRLCK) == errno.EAGAIN
+    os.kill(m.pid, signal.SIGKILL)
+    wait_until(lambda: not os.path.ismount(m.path))
+    assert other.error(lock, behind, kind, fcntl.F_WRLCK) == 0
+    owner.error(os.close, fd)
 
 
 @pytest.mark.parametrize("kind", ["overlay", "overlay-nfs"])
