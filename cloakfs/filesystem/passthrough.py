@@ -24,6 +24,7 @@ import trio
 from .. import linux
 from ..fuse import compatibility
 from ..linux import FMODE_EXEC, mountinfo
+from ..state.presence import Presence
 from ..tree import calls
 from ..tree.filesystems import MountedFilesystem
 from ..tree.objects import Object
@@ -49,10 +50,14 @@ class Passthrough:
 
     Args:
         forbidden: why it must not, in words; "" if it may.
+
+    Attributes:
+        presence: which file systems the mount shows, and whether it is the only one.
     """
 
     def __init__(self, forbidden: str) -> None:
         self._forbidden = forbidden
+        self.presence = Presence()
         self._why_not: dict[MountedFilesystem, str] = {}  # "" where it has been found to work
         self._since: dict[Object, tuple[float, int]] = {}  # since when the kernel does, and the size then
 
@@ -138,7 +143,9 @@ class Passthrough:
         known = self._why_not.get(filesystem)
         if known is None:
             known = self._why_not[filesystem] = _find_reason(filesystem)
-        return known
+        if known or self.presence.is_alone(filesystem.device):
+            return known
+        return "another mount shows the same file system"  # whose daemon would wait for writes that nobody ends
 
 
 def _hand_over(fd: int) -> int:

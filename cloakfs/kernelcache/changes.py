@@ -108,7 +108,7 @@ class Changes:
         """Watch the file systems that report their changes."""
         for filesystem in sorted(self._nodes.mounts.filesystems, key=lambda it: len(it.path)):  # what is above first
             self._add(watch, filesystem)
-        self._nodes.mounts.on_new_filesystem = partial(self._add, watch)
+        self._nodes.mounts.on_new_filesystem.append(partial(self._add, watch))
         watch.on_own = self._handle_own
         self._access_paths.is_up_to_date = partial(self._is_up_to_date, watch)
 

@@ -65,6 +65,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         threads = ThreadStatus()
         filesystem = start.make_filesystem(settings, nodes, views, threads, stack, most)
         start.watch_changes(filesystem)
+        start.announce(filesystem, stack)
         reaper = start.start_reaper(settings, key)
         if reaper is not None:
             stack.callback(reaper.close)

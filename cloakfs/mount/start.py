@@ -29,6 +29,7 @@ from ..state import persistent
 from ..state.client import socket_of
 from ..state.runtime import PublishedState, all_mounted
 from ..state.versions import VersionError
+from ..tree.filesystems import MountedFilesystem
 from ..tree.index import MEMORY, Index, Unstored
 from ..tree.nodes import Nodes
 from ..tree.views import ViewError, Views
@@ -294,6 +295,20 @@ def watch_changes(filesystem: Filesystem) -> None:
         )
         return
     filesystem.cache.watch(watch)
+
+
+def announce(filesystem: Filesystem, stack: contextlib.ExitStack) -> None:
+    """Let other mounts know which file systems this one shows."""
+    mounts, presence = filesystem.nodes.mounts, filesystem.passthrough.presence
+
+    def add(shown: MountedFilesystem) -> None:
+        if not shown.remote:
+            presence.announce(shown.device)
+
+    stack.callback(presence.close)
+    for shown in mounts.filesystems:
+        add(shown)
+    mounts.on_new_filesystem.append(add)
 
 
 def _record(settings: Settings, stack: contextlib.ExitStack) -> TextIO | None:

@@ -55,7 +55,7 @@ class TreeMounts:
         by_mount: the same mounts as `filesystems`, by the ids of the mounts.
         by_number: the same mounts as `filesystems`, by the numbers with which handles begin.
         remote_mountpoints: the names at which a remote file system is mounted, by the `dev_ino` of their directory.
-        on_new_filesystem: called with each mount that becomes known.
+        on_new_filesystem: these are called with each mount that becomes known.
 
     Raises:
         OSError: `source` cannot be opened.
@@ -69,7 +69,7 @@ class TreeMounts:
         self.is_one = False
         self.by_number: dict[int, MountedFilesystem] = {}
         self.remote_mountpoints: dict[tuple[int, int], set[bytes]] = {}
-        self.on_new_filesystem: Callable[[MountedFilesystem], None] | None = None
+        self.on_new_filesystem: list[Callable[[MountedFilesystem], None]] = []
         self._changes = mounts.MountTableChanges()
         self._not_before = 0.0  # until then, the mount table is not read for a request
         self._excluded: set[int] = set()  # ids of excluded mounts; cleared when the table changes
@@ -251,8 +251,8 @@ class TreeMounts:
         self.by_mount[mount_id] = filesystem
         self.is_one = len(self.by_mount) == 1
         self.by_number[filesystem.number] = filesystem
-        if self.on_new_filesystem is not None:
-            self.on_new_filesystem(filesystem)
+        for call in self.on_new_filesystem:
+            call(filesystem)
         return filesystem
 
     def identify(self, fd: int, parent: Object | None) -> tuple[bytes, MountedFilesystem]:

@@ -315,34 +315,41 @@ def play(scene: Scene, how: str, one: str, two: str) -> list[object]:
 def places() -> Iterator[dict[str, str]]:
     """Where one file can be used: by two mounts, by fixed views of a third, and on the real tree.
 
-    It is on a file system of its own, where the kernel may write files by itself.
+    Another one, on a file system that no other mount shows, passes where files do (`filesystem.passthrough`).
     """
     with tempfile.TemporaryDirectory(prefix="cloakfs-test-", ignore_cleanup_errors=True) as base:
         os.chmod(base, 0o755)
-        with filesystem("ext4", base) as top:
-            yield from _places(Path(top))
+        for name in ("several", "single"):
+            Path(base, name).mkdir()
+        with filesystem("ext4", f"{base}/several") as top, filesystem("ext4", f"{base}/single") as alone:
+            yield from _places(Path(top), Path(alone))
 
 
-def _places(base: Path) -> Iterator[dict[str, str]]:
+def _places(base: Path, alone: Path) -> Iterator[dict[str, str]]:
     tree = base / "tree"
-    (tree / "team").mkdir(parents=True)
-    (tree / "team/bare").write_text("")
-    (tree / "team/file").write_text("")
-    for path in (tree / "team/bare", tree / "team/file"):
-        os.chown(path, UID, UID)
-    points = [base / name for name in ("one", "two", "views")]
+    for directory in (tree / "team", alone / "tree/team"):
+        directory.mkdir(parents=True)
+        for name in ("bare", "file"):
+            (directory / name).write_text("")
+            os.chown(directory / name, UID, UID)
+    points = [*(base / name for name in ("one", "two", "views")), alone / "mnt"]
     for point in points:
         point.mkdir()
     with (
         mounted(str(tree), str(points[0]), "-o", CLOAKED),
         mounted(str(tree), str(points[1])),
         mounted(str(tree), str(points[2]), "-o", f"views={UID}:{UID} 3002:3002"),
+        mounted(str(alone / "tree"), str(points[3]), "-o", CLOAKED),
+        User(UID) as keeper,
     ):
+        keeper.do(os.open, f"{points[3]}/team/file", os.O_WRONLY)  # so that those who open it later pass, too
         yield {
             "the tree": f"{tree}/team/file",
             "a mount": f"{points[0]}/team/file",
             "another mount": f"{points[1]}/team/file",
             "a fixed view": f"{points[2]}/@{UID}/team/file",
+            "the only mount": f"{points[3]}/team/file",
+            "the tree of the only mount": f"{alone}/tree/team/file",
             "bare": f"{tree}/team/bare",
         }
 
@@ -353,6 +360,8 @@ PAIRS = [
     ("another mount", "a fixed view"),
     ("the tree", "a mount"),
     ("a mount", "the tree"),
+    ("the only mount", "the only mount"),
+    ("the only mount", "the tree of the only mount"),
 ]
 
 
@@ -363,7 +372,8 @@ def test_as_on_the_bare_tree(scene: Scene, how: str, pair: tuple[str, str], plac
     expected = play(scene, how, places["bare"], places["bare"])
     assert play(scene, how, places[pair[0]], places[pair[1]]) == expected
     with User(UID) as last:  # nothing is left
-        assert within(SECONDS, lambda: Actor(last, places["the tree"]).try_lock(how, WRITE) == "done")
+        for tree in ("the tree", "the tree of the only mount"):
+            assert within(SECONDS, lambda: Actor(last, places[tree]).try_lock(how, WRITE) == "done")  # noqa: B023
 
 
 # -- what the bare tree has not ---------------------------------------------------------------------

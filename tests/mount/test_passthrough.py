@@ -12,6 +12,7 @@ import signal
 import socket
 import stat
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,10 @@ import pyfuse3
 import pytest
 
 from tests.agents import User, read, write
-from tests.mount.conftest import Mount, run, told
+from tests.mount.conftest import Mount, mounted, run, told
 from tests.mount.loopfs import attached, filesystem
 from tests.mount.test_caching import CLOAKED, requests
+from tests.mount.test_hung import Far
 from tests.mount.test_locks import lock
 from tests.mount.test_metrics import parsed
 from tests.mount.test_own_directory import taken
@@ -126,9 +128,10 @@ def test_a_reader_does_not_decide_for_those_who_write(tree: str, mount: MakeMoun
 def test_who_reads_a_large_file_sees_what_is_written_meanwhile(tree: str, mount: MakeMount, user: MakeUser) -> None:
     """By a program that opens it later, by one on the real tree, and by another mount."""
     os.truncate(f"{tree}/home/log", LARGE)
-    m, other, owner, reader = mount("-o", CLOAKED), mount("-o", CLOAKED), user(OWNER), user(OWNER)
+    m, owner, reader = mount("-o", CLOAKED), user(OWNER), user(OWNER)
     fd = reader.do(os.open, m.at("home/log"), os.O_RDONLY)
     assert passing(m) == 1
+    other = mount("-o", CLOAKED)
     for number, path in enumerate((m.at("home/log"), f"{tree}/home/log", other.at("home/log"))):
         writer = owner.do(os.open, path, os.O_WRONLY)
         owner.do(os.pwrite, writer, b"%d" % number, LARGE - 1)
@@ -703,6 +706,91 @@ def write_mapped(fd: int, source: str) -> None:
 def empty(path: str, times: int) -> None:
     for _ in range(times):
         os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
+
+
+def _write_undeliverable(path: str, page: str) -> None:
+    """Begin to write what is mapped of a file that cannot be read; the kernel has `path` locked until it can."""
+    fd, file = os.open(path, os.O_WRONLY), os.open(page, os.O_RDWR)
+    content = mmap.mmap(file, mmap.PAGESIZE)
+    threading.Thread(target=os.write, args=(fd, memoryview(content)), daemon=True).start()
+
+
+def _rename_onto(path: str) -> None:
+    os.rename(f"{os.path.dirname(path)}/private", path)
+
+
+def _link(path: str) -> None:
+    os.link(path, f"{path}.linked")
+
+
+def _rename(path: str) -> None:
+    os.rename(path, f"{path}.renamed")
+
+
+def _empty(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+
+
+def _work(directory: str) -> None:
+    os.listdir(directory)
+    path = f"{directory}/new"
+    write(path, b"x", os.O_CREAT)
+    os.rename(path, f"{path}er")
+    assert read(f"{path}er") == b"x"
+    os.unlink(f"{path}er")
+
+
+@pytest.mark.parametrize("change", [os.unlink, _link, _rename, _rename_onto, _empty])
+def test_a_write_of_what_cannot_be_read(
+    change: Callable[[str], None], base: str, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """Who changes the file, or its name, waits for the write, and so does who then uses its directory; nobody else."""
+    os.mkdir(f"{tree}/team")
+    os.chmod(f"{tree}/team", 0o777)
+    m = mount("-o", CLOAKED)
+    writer, changer, looker, other = user(OWNER), user(OWNER), user(MEMBER), user(STRANGER)
+    far, flag = Far(f"{base}/far", base), Path(base, "flag")
+    try:
+        writer.do(_write_undeliverable, m.at("home/log"), f"{far.path}/10000")
+        assert passing(m) == 1
+        wait_until(Path(base, "flag.asked").exists)
+        changer.start(change, m.at("home/log"))
+        assert not changer.has_answered(0.3)
+        looker.start(os.path.exists, m.at("home/absent"))
+        looker.has_answered(0.3)
+        for _ in range(10):
+            other.do_within(5, _work, m.at("team"))
+        flag.touch()
+        changer.answer_within(30)
+        assert looker.answer_within(30) is False
+        other.do_within(5, _work, m.at("team"))
+    finally:
+        flag.touch()
+        writer.close()
+        far.close()
+
+
+def _says_that_another_shows_it(m: Mount) -> bool:
+    return "another mount shows the same file system" in run("status", m.path).stdout
+
+
+def test_no_file_passes_while_another_mount_shows_the_file_system(
+    base: str, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """Its daemon would wait for what the kernel writes by itself, whoever keeps it from ending."""
+    m, owner = mount("-o", CLOAKED), user(OWNER)
+    second = Path(base, "second")
+    second.mkdir()
+    with mounted(f"{tree}/home", str(second)) as other:
+        for it in (m, other):
+            wait_until(partial(_says_that_another_shows_it, it), 30)
+        for path in (m.at("home/log"), other.at("log")):
+            fd = owner.do(os.open, path, os.O_WRONLY)
+            assert passing(m) == passing(other) == 0
+            owner.do(os.close, fd)
+    fd = owner.do(os.open, m.at("home/log"), os.O_WRONLY)
+    assert passing(m) == 1
+    owner.do(os.close, fd)
 
 
 def test_a_write_that_needs_the_daemon(tree: str, mount: MakeMount, user: MakeUser) -> None:
