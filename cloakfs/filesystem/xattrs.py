@@ -21,8 +21,11 @@ CAPABILITY = b"security.capability"
 _LABEL = b"security.selinux"
 _QUERY = os.fsencode(QUERY_XATTR)
 
-_OFTEN_READ = frozenset({CAPABILITY, _LABEL, b"system.posix_acl_access"})
-"""What the kernel reads before every write, and ls(1) of every file; mostly, there is none."""
+_OFTEN_READ = frozenset({CAPABILITY, _LABEL, *acl.XATTRS})
+"""What the kernel reads before every write, and ls(1) and smbd(8) of every file; mostly, there is none."""
+
+_READ_BY_SAMBA = b"user.DOSATTRIB"
+"""What smbd(8) reads of every file that it lists. Unlike the others, it takes the right to read the file."""
 
 _ALL_NAMES, _PLAIN_NAMES = b"", b"*"
 """No names of attributes: they stand for all of an object's, and for all but those that only root may list."""
@@ -62,6 +65,8 @@ class XattrOperations(Core):
             self.expired_names.used_by_handle(inode)
         if name in _OFTEN_READ and self._is_known_to_lack(inode, ctx, name):
             raise FUSEError(_has_none(name))
+        if name == _READ_BY_SAMBA and self._is_known_to_have_none(inode, ctx, name):
+            raise FUSEError(errno.ENODATA)
         try:
             at = await self._enter_object(inode, ctx, name)
             if name in acl.XATTRS:
@@ -120,7 +125,7 @@ class XattrOperations(Core):
         )
 
     def _may_answer_at_once(self, inode: InodeT, obj: Object, ctx: RequestContext, name: bytes) -> bool:
-        """Whether the attributes of the object are cached for this caller, who may list so much."""
+        """Whether the attributes of the object are cached for this caller, who may list so much, or read this one."""
         if self.knfsd:
             self.reconnection.end(ctx.pid)
         served = self.callers.served_at_once(inode, ctx, for_attributes=True)
@@ -129,6 +134,10 @@ class XattrOperations(Core):
         number, _, who, viewer = served
         if name == _PLAIN_NAMES and who.uid == 0 and not self.cache.lacks_xattr(obj, _ALL_NAMES):
             return False
+        if name == _READ_BY_SAMBA:
+            info = obj.filesystem.stat(self.nodes.descriptors.fd(obj))
+            if who.uid != info.st_uid or not info.st_mode & stat.S_IRUSR:
+                return False  # this takes more than a look at its mode
         viewer = self.cache.viewer_of(obj, viewer, who)
         if self.cache.subtree_check and obj.audience not in (viewer, ALL_VIEWERS):
             return False
@@ -136,17 +145,26 @@ class XattrOperations(Core):
 
     def _get(self, at: Request, name: bytes) -> bytes:
         if name not in acl.XATTRS and not name.startswith(b"security."):
-            return calls.getxattr(at.credentials, at.fd, name)
+            try:
+                return calls.getxattr(at.credentials, at.fd, name)
+            except OSError as exc:
+                if name == _READ_BY_SAMBA:
+                    self._note_absent(at, name, exc)
+                raise
         # All callers may read these (xattr(7)). To switch to the caller would take longer than the call; only other
         # machines and processes depend on the caller.
         plain = at.obj.filesystem.has_posix_rules
         try:
             return calls.peek_xattr(linux.ANY_CREDENTIALS if plain else at.credentials, at.fd, name)
         except OSError as exc:
-            # By the time that a thread has the answer, a change may have been reported.
-            if exc.errno == errno.ENODATA and plain and name in _OFTEN_READ and not at.in_thread:
-                self.cache.note_absent_xattr(at.obj, name)
+            if name in _OFTEN_READ:
+                self._note_absent(at, name, exc)
             raise
+
+    def _note_absent(self, at: Request, name: bytes, exc: OSError) -> None:
+        # By the time that a thread has the answer, a change may have been reported.
+        if exc.errno == errno.ENODATA and at.obj.filesystem.has_posix_rules and not at.in_thread:
+            self.cache.note_absent_xattr(at.obj, name)
 
     async def _answer_query(self, inode: InodeT, ctx: RequestContext) -> bytes:
         """Answer an upper daemon's query for one of its callers (`upper.QUERY_XATTR`)."""
@@ -185,15 +203,15 @@ class XattrOperations(Core):
         names = await self._do(at, self._list)
         return [XAttrNameT(os.fsencode(name)) for name in names]
 
-    def _is_known_to_have_none(self, inode: InodeT, ctx: RequestContext) -> bool:
-        """Whether the object has no attribute that the caller may list, also if one was set just now behind the mount.
+    def _is_known_to_have_none(self, inode: InodeT, ctx: RequestContext, name: bytes = _PLAIN_NAMES) -> bool:
+        """As `_is_known_to_lack`, also if one was set just now behind the mount.
 
         Unlike what the kernel asks for by itself, programs such as `cp -a` would miss it.
         """
         obj = self.nodes.known_as(inode)
-        if obj is None or not self.cache.lacks_xattr(obj, _PLAIN_NAMES):
+        if obj is None or not self.cache.lacks_xattr(obj, name):
             return False
-        return self.visibility.access_paths.is_up_to_date() and self._is_known_to_lack(inode, ctx)
+        return self.visibility.access_paths.is_up_to_date() and self._is_known_to_lack(inode, ctx, name)
 
     def _list(self, at: Request) -> Sequence[str]:
         names = calls.listxattr(at.credentials, at.fd)

@@ -16,6 +16,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -73,14 +74,14 @@ def log_to_syslog_at(path: str) -> None:
 
 def note_xattrs_read(path: str) -> None:
     """Append to a file the name of each extended attribute that is read for a client."""
-    peek = calls.peek_xattr
 
-    def noted(who: linux.Credentials, fd: int, name: bytes | str) -> Any:
+    def noting(read: Callable[..., Any], who: linux.Credentials, fd: int, name: bytes | str) -> Any:
         if isinstance(name, bytes):  # not what the daemon reads on its own behalf
             _append(path, os.fsdecode(name))
-        return peek(who, fd, name)
+        return read(who, fd, name)
 
-    replace(calls, "peek_xattr", noted)
+    for name in ("peek_xattr", "getxattr"):
+        replace(calls, name, partial(noting, getattr(calls, name)))
 
 
 def note_xattrs_listed(path: str) -> None:

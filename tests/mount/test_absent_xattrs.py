@@ -269,6 +269,55 @@ def test_only_a_write_of_the_unprivileged_removes_it(who: int, tree: str, mount:
     assert not has_capability(real)
 
 
+# -- what smbd(8) reads of each file ------------------------------------------------------------------
+
+OF_SAMBA = "user.DOSATTRIB"
+
+
+def test_what_samba_reads_of_each_file_is_read_once(
+    base: str, home: str, mount: MakeMount, user: MakeUser, questions: Callable[..., int]
+) -> None:
+    with daemons_with(partial(alterations.note_xattrs_read, os.path.join(base, "questions"))):
+        m, ann = mount(*OPTIONS), user(ANN)
+        for number in range(5):
+            ann.do(write, m.at("ann", f"{number}"), b"new")
+        for _ in range(3):
+            for number in range(5):
+                assert ann.error(os.getxattr, m.at("ann", f"{number}"), OF_SAMBA) == errno.ENODATA
+                assert ann.error(os.getxattr, m.at("ann", f"{number}"), "system.posix_acl_default") == errno.ENODATA
+        assert (questions(OF_SAMBA), questions("system.posix_acl_default")) == (5, 5)
+
+
+@pytest.mark.parametrize("where", ["ann/file", "file"])
+def test_what_samba_reads_is_for_those_who_may_read_the_file(
+    where: str, home: str, mount: MakeMount, user: MakeUser
+) -> None:
+    m, ann, bob = mount(*OPTIONS), user(ANN), user(BOB)
+    file, real = m.at(where), m.real(where)
+    ann.do(write, file, b"new")
+
+    def said(who: User, path: str) -> int:
+        return who.error(os.getxattr, path, OF_SAMBA)
+
+    for mode in (0o644, 0o200, 0o640, 0o000, 0o604, 0o244, 0o400):
+        ann.do(os.chmod, file, mode)
+        for _ in range(2):
+            for who in (ann, bob):
+                seen = said(who, file)
+                if seen not in (errno.ENOENT, errno.ESTALE):  # hidden from Bob
+                    assert seen == said(who, real), (oct(mode), who.uid)
+    ann.do(os.chmod, file, 0o644)
+    for _ in range(3):
+        assert said(ann, file) == errno.ENODATA
+        os.setxattr(real, OF_SAMBA, b"0x20")
+        assert ann.do(os.getxattr, file, OF_SAMBA) == b"0x20", "though it was set just now"
+        os.removexattr(real, OF_SAMBA)
+        assert said(ann, file) == errno.ENODATA
+        ann.do(os.setxattr, file, OF_SAMBA, b"0x10")
+        assert ann.do(os.getxattr, file, OF_SAMBA) == b"0x10"
+        ann.do(os.removexattr, file, OF_SAMBA)
+
+
 # -- listed ------------------------------------------------------------------------------------------
 
 CASES = {  # where, who asks, and whether root, which does not see what is private, sets something through the mount
