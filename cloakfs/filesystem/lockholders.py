@@ -162,13 +162,15 @@ class LockHolders:
     def closed(self, obj: Object, fh: FileHandleT) -> list[int]:
         """Drop who first locked by an open file, which is about to be closed; return descriptors to be closed as well.
 
-        Who still waits with one of their descriptions has a descriptor of its own.
+        Who still waits with one of their descriptions has a descriptor of its own, which keeps that open.
         """
         found = []
         for holder, owner in self._used.pop(fh, {}).items():
             if not holder.is_gone:
                 self.drop(obj, owner)
             holder.is_closed = True
+            if holder.users and not obj.filesystem.remote:
+                filelocks.release_all(holder.fd)
             if holder.is_own:
                 self._descriptors.give_back(holder.uid)
                 found.append(holder.fd)

@@ -277,6 +277,21 @@ def a_thread_waits_while_another_one_closes_its_descriptor(how: str, one: Actor,
     return [*seen, one.user.do(result_of_thread, one.fd), within(SECONDS, lambda: two.try_lock(how, WRITE) == "done")]
 
 
+def a_thread_waits_while_the_file_locked_first_is_closed(how: str, one: Actor, two: Actor) -> list[object]:
+    """What belongs to that open file is gone, and the thread goes on waiting by another one."""
+    seen: list[object] = [one.try_lock("flock", WRITE), one.try_lock(how, WRITE, (100, 10))]
+    other = one.user.do(os.open, one.path, os.O_RDWR)
+    seen.append(two.try_lock("fcntl", WRITE, (0, 10)))
+    one.user.do(wait_in_thread, other, "fcntl", WRITE, (0, 10))
+    one.user.do(os.close, one.fd)
+    seen.append(within(SECONDS, lambda: two.try_lock("flock", WRITE) == "done"))
+    seen += [two.try_lock(how, WRITE, (100, 10)), one.user.do(result_of_thread, other)]
+    seen.append(two.try_lock("fcntl", NONE, (0, 10)))
+    seen.append(within(SECONDS, lambda: one.user.do(result_of_thread, other) == "done"))
+    with User(UID) as third:
+        return [*seen, Actor(third, one.path).try_lock("fcntl", READ, (0, 10))]
+
+
 def a_thread_waits_to_read_while_another_one_locks_to_write(how: str, one: Actor, two: Actor) -> list[object]:
     reads = one.user.do(os.open, one.path, os.O_RDONLY)
     seen: list[object] = [one.user.error(lock, reads, how, READ, (0, 10)), two.try_lock(how, WRITE, (20, 10))]
@@ -299,6 +314,7 @@ SCENES: tuple[Scene, ...] = (
     by_two_open_files,
     a_thread_waits_while_another_one_closes,
     a_thread_waits_while_another_one_closes_its_descriptor,
+    a_thread_waits_while_the_file_locked_first_is_closed,
     a_thread_waits_to_read_while_another_one_locks_to_write,
 )
 
