@@ -19,7 +19,7 @@ from bench.lab.nfshost import end_grace
 from cloakfs.linux import mountinfo
 from cloakfs.nfs import nfsdrestart
 from cloakfs.state.runtime import RUN_DIR
-from tests.agents import User
+from tests.agents import User, write
 from tests.mount.conftest import COMMAND
 from tests.nfs.knfsd.fixtures import EXPORTS, NfsHost, Service, Share, exported, nfs_mounted, sh
 from tests.processes import kill
@@ -313,8 +313,20 @@ def test_several_mounts_die_together(
         assert log.read_text().count("were restarted") == restarts + 1
 
 
-def test_the_old_mount_is_still_mounted_elsewhere(tree: Share, holders: list[Holder]) -> None:
+def put_on_record(places: dict[str, str]) -> None:
+    """Have the server note that these clients may claim something after the next restart, too.
+
+    With nfsdcld(8), a client of NFSv4.0 that has claimed something is forgotten until one of its users opens a file who
+    had none open.
+    """
+    with User(ANN + 1) as newcomer:
+        for version, place in places.items():
+            newcomer.do(write, f"{place}/opened-{version}", b"x", os.O_CREAT)
+
+
+def test_the_old_mount_is_still_mounted_elsewhere(tree: Share, places: dict[str, str], holders: list[Holder]) -> None:
     """A bind mount of it keeps it in the table of mounts."""
+    put_on_record(places)
     os.makedirs("/bound", exist_ok=True)
     sh("mount", "--bind", tree.path, "/bound")
     try:
