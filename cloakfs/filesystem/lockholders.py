@@ -18,6 +18,7 @@ from ..fuse.loop import MOST_LOCK_REQUESTS
 from ..linux import filelocks
 from ..lockranges import Lock, LockTable, Ranges
 from ..shares import Shares
+from ..tree import calls
 from ..tree.objects import Object
 
 MOST_OF_ONE = MOST_LOCK_REQUESTS // 4
@@ -36,25 +37,30 @@ class Holder:
         uid: the caller, by its server uid, whose share a descriptor counts against.
 
     Attributes:
-        is_own: whether the descriptor is the holder's own, and not that of `fh`.
+        is_own: whether the descriptor is the holder's own, and not that of a client's open file.
+        used_by: the client's open files by which the owner has locked.
         ranges: what is locked.
         pid: the process that locked last.
-        users: how many requests lock, or wait for a lock, by this description.
+        requests: how many requests lock by this description now, most of which wait.
+        waits: the calls that wait.
         is_gone: whether the owner has its locks by another holder, or none any more.
         is_closed: whether the descriptor is closed.
     """
 
-    __slots__ = ("access", "fd", "fh", "is_closed", "is_gone", "is_own", "pid", "ranges", "uid", "users")
+    __slots__ = (
+        "access", "fd", "is_closed", "is_gone", "is_own", "pid", "ranges", "requests", "uid", "used_by", "waits",
+    )  # fmt: skip
 
     def __init__(self, fd: int, access: int, fh: FileHandleT, uid: int) -> None:
         self.fd = fd
         self.access = access
-        self.fh = fh
         self.uid = uid
         self.is_own = fd != fh
+        self.used_by = {fh}
         self.ranges = Ranges()
         self.pid = 0
-        self.users = 0
+        self.requests = 0
+        self.waits: set[filelocks.BlockedCall] = set()
         self.is_gone = self.is_closed = False
 
     def allows(self, kind: int) -> bool:
@@ -105,12 +111,19 @@ class LockHolders:
         """Let the owner have its locks by this holder."""
         self.by_object.setdefault(obj, {})[owner] = holder
         holder.ranges = self.table.ranges(obj, owner)
-        self._used.setdefault(holder.fh, {})[holder] = owner
+        for fh in holder.used_by:
+            self._used.setdefault(fh, {})[holder] = owner
         if holder.is_own:
             self._descriptors.take(holder.uid)
         else:
-            self._claimed.add(holder.fh)
+            self._claimed.add(FileHandleT(holder.fd))
         return holder
+
+    def use(self, holder: Holder, owner: int, fh: FileHandleT) -> None:
+        """Note that the owner locks by this open file, too."""
+        if fh not in holder.used_by and not holder.is_gone:
+            holder.used_by.add(fh)
+            self._used.setdefault(fh, {})[holder] = owner
 
     def drop(self, obj: Object, owner: int) -> Holder:
         """Drop the holder of an owner, whose locks are then to be released (`release`)."""
@@ -128,15 +141,16 @@ class LockHolders:
 
         While a request uses the description, it is left alone, so that no other owner gets it.
         """
-        if holder.users or holder.is_closed:
+        if holder.requests or holder.is_closed:
             return []
         holder.is_closed = True
-        used = self._used.get(holder.fh, {})
-        used.pop(holder, None)
-        if not used:
-            self._used.pop(holder.fh, None)
+        for fh in holder.used_by:
+            used = self._used.get(fh, {})
+            used.pop(holder, None)
+            if not used:
+                self._used.pop(fh, None)
         if not holder.is_own:
-            self._claimed.discard(holder.fh)
+            self._claimed.discard(FileHandleT(holder.fd))
             return []
         self._descriptors.give_back(holder.uid)
         return [holder.fd]
@@ -160,22 +174,37 @@ class LockHolders:
             self.ranges.give_back(holder.uid, -more)
 
     def closed(self, obj: Object, fh: FileHandleT) -> list[int]:
-        """Drop who first locked by an open file, which is about to be closed; return descriptors to be closed as well.
+        """Note that an open file is about to be closed; return descriptors to be closed as well.
 
-        Who still waits with one of their descriptions has a descriptor of its own, which keeps that open.
+        Who has locked by it alone has no lock any more. Others keep the description: by POSIX, what a process has
+        locked belongs to the file, and not to the descriptor.
         """
         found = []
         for holder, owner in self._used.pop(fh, {}).items():
+            holder.used_by.discard(fh)
+            if (holder.used_by or holder.requests) and self._is_kept_open(holder, fh, obj):
+                continue
             if not holder.is_gone:
                 self.drop(obj, owner)
             holder.is_closed = True
-            if holder.users and not obj.filesystem.remote:
-                filelocks.release_all(holder.fd)
             if holder.is_own:
                 self._descriptors.give_back(holder.uid)
                 found.append(holder.fd)
         self._claimed.discard(fh)
         return found
+
+    def _is_kept_open(self, holder: Holder, fh: FileHandleT, obj: Object) -> bool:
+        """Give a holder a descriptor of its own if it has that of this open file; return False if there is none."""
+        if holder.fd == fh:
+            try:
+                holder.fd = calls.dup(fh)
+            except OSError:
+                return False
+            holder.is_own = True
+            self._descriptors.take(holder.uid)
+            if not obj.filesystem.remote:
+                filelocks.try_flock(holder.fd, fcntl.LOCK_UN)  # this lock belongs to the open file
+        return True
 
     def pid(self, obj: Object, owner: int, wanted: Lock) -> int:
         """Return a process of this mount that has a lock in the way of `wanted`; 0 if there is none."""

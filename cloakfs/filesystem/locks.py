@@ -83,8 +83,11 @@ class LockOperations(Core):
             raise self._refuse(self.locks.ranges, "ranges locked", file)
         with self._share(file, self.locks.waiting):
             await self._check_again(fh, os.R_OK if lock.type == fcntl.F_RDLCK else os.W_OK)
-            while not await self._lock(file, await self._holder(file, fh, owner, lock.type), owner, lock, wait):
-                pass
+            while True:
+                holder = await self._holder(file, fh, owner, lock.type)
+                self.locks.use(holder, owner, fh)
+                if await self._lock(file, holder, owner, lock, wait):
+                    break
             await self._confirm_content(file)
 
     async def _unlock(self, file: OpenFile, owner: int, lock: FileLock) -> None:
@@ -99,7 +102,7 @@ class LockOperations(Core):
     async def _lock(self, file: OpenFile, holder: Holder, owner: int, lock: FileLock, wait: LockWait | None) -> bool:
         """Lock by the description of this holder; return False if it is not the owner's any more."""
         wanted, extent = _lock(lock.type, lock.start, lock.len), (lock.start, lock.len)
-        holder.users += 1
+        holder.requests += 1
         try:
             if not await self._call(file, filelocks.try_lock, holder.fd, lock.type, extent):
                 if wait is None:
@@ -107,7 +110,7 @@ class LockOperations(Core):
                 if not holder.is_gone:
                     await self._wait_for(file, holder, owner, lock, wait)
         finally:
-            holder.users -= 1
+            holder.requests -= 1
             if holder.is_gone:
                 await self._release(file, holder)
         if holder.is_gone:
@@ -117,23 +120,38 @@ class LockOperations(Core):
         return True
 
     async def _wait_for(self, file: OpenFile, holder: Holder, owner: int, lock: FileLock, wait: LockWait) -> None:
-        """Wait with a descriptor of its own: that of the holder may be closed, and its number used again."""
+        """Wait with a descriptor of its own, as that of the holder may be closed, and its number used again.
+
+        If the owner gets another holder meanwhile (`_replaced`), this ends as if it had the lock.
+        """
         fd = self.nodes.descriptors.with_descriptor(calls.dup, holder.fd)
+        blocked = filelocks.BlockedCall()
+        holder.waits.add(blocked)
         try:
             with self.locks.wait(file.obj, owner, _lock(lock.type, lock.start, lock.len)):
-                await self._wait(wait, filelocks.BlockedCall.lock, fd, lock.type, (lock.start, lock.len))
+                await self._wait(wait, blocked, blocked.lock, fd, lock.type, (lock.start, lock.len))
+        except InterruptedError:
+            if not holder.is_gone:
+                raise
         finally:
+            holder.waits.discard(blocked)
             await self._call(file, calls.close, fd)
+
+    def _replaced(self, holder: Holder) -> None:
+        """Have those that wait by a holder wait by that which the owner has instead: its locks would be in the way."""
+        assert self.tasks is not None
+        for blocked in holder.waits:
+            self.tasks.once("changing the description that a lock is waited for with", self._interrupt, blocked)
 
     async def _release(self, file: OpenFile, holder: Holder) -> None:
         """Release the locks of a holder that was dropped."""
         if holder.is_closed:
             return
-        holder.users += 1
+        holder.requests += 1
         try:
             await self._call(file, holder.unlock_all)
         finally:
-            holder.users -= 1
+            holder.requests -= 1
             for fd in self.locks.release(holder):
                 await self._call(file, calls.close, fd)
 
@@ -149,7 +167,8 @@ class LockOperations(Core):
             if not await self._call(file, filelocks.try_flock, fh, op):
                 if wait is None:
                     raise FUSEError(errno.EWOULDBLOCK)
-                await self._wait(wait, filelocks.BlockedCall.flock, fh, op)
+                blocked = filelocks.BlockedCall()
+                await self._wait(wait, blocked, blocked.flock, fh, op)
             await self._confirm_content(file)
 
     @operation
@@ -160,7 +179,7 @@ class LockOperations(Core):
         if holder is None:
             return
         with self._share(file, self.locks.unlocking):
-            if holder.users:  # another thread of the process waits for a lock, and goes on waiting
+            if holder.requests:  # another thread of the process waits for a lock, and goes on waiting
                 self.locks.unlock(holder, 0, END)
                 await self._call(file, holder.unlock_all)
             else:
@@ -209,6 +228,7 @@ class LockOperations(Core):
             self.locks.add(obj, owner, new)
             for lock in locked:
                 self.locks.lock(new, lock)
+            self._replaced(old)
             await self._release(file, old)
             return new
         return self.locks.add(obj, owner, new)
@@ -261,16 +281,17 @@ class LockOperations(Core):
             return await self._in_thread(call, *args)
         return call(*args)
 
-    async def _wait(self, wait: LockWait, call: Callable[..., None], *args: object) -> None:
+    async def _wait(
+        self, wait: LockWait, blocked: filelocks.BlockedCall, call: Callable[..., None], *args: object
+    ) -> None:
         """Wait for a lock in a thread until the client is interrupted.
 
         Raises:
             OSError: EINTR, or the error of the real file system.
         """
         assert self.tasks is not None
-        blocked = filelocks.BlockedCall()
         wait.on_interrupt(partial(self.tasks.once, "interrupting a wait for a lock", self._interrupt, blocked))
-        await self._in_thread(call, blocked, *args)
+        await self._in_thread(call, *args)
 
     async def _in_thread(self, call: Callable[..., _T], *args: object) -> _T:
         return await trio.to_thread.run_sync(call, *args, limiter=self.locks.limiter, abandon_on_cancel=True)

@@ -65,12 +65,6 @@ def try_flock(fd: int, kind: int) -> bool:
     return True
 
 
-def release_all(fd: int) -> None:
-    """Release all locks that belong to the open file, which may go on when this descriptor is closed."""
-    fcntl.flock(fd, fcntl.LOCK_UN)
-    try_lock(fd, fcntl.F_UNLCK, (0, 0))
-
-
 def allow_interrupts() -> None:
     """Let `BlockedCall.interrupt` work in this process; to be called in the main thread."""
     signal.signal(_SIGNAL, lambda *_: None)  # which makes calls return EINTR

@@ -292,6 +292,67 @@ def a_thread_waits_while_the_file_locked_first_is_closed(how: str, one: Actor, t
         return [*seen, Actor(third, one.path).try_lock("fcntl", READ, (0, 10))]
 
 
+def fork_idle() -> int:
+    """Make a child process that has the same files open, and does nothing; return its pid."""
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    return child
+
+
+def end_child(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    time.sleep(SOON)  # the last close of a file is reported after that
+
+
+def a_child_closes_last_what_the_parent_locked_by(how: str, one: Actor, two: Actor) -> list[object]:
+    """What the parent has locked by another open file meanwhile stays."""
+    reads = one.user.do(os.open, one.path, os.O_RDONLY)
+    seen: list[object] = [one.user.error(lock, reads, how, READ, (0, 10))]
+    child = one.user.do(fork_idle)
+    one.user.do(os.close, reads)
+    seen.append(one.try_lock(how, READ, (50, 1)))
+    one.user.do(end_child, child)
+    seen.append(two.try_lock(how, WRITE, (50, 1)))
+    one.user.do(os.close, one.fd)
+    return [*seen, within(SECONDS, lambda: two.try_lock(how, WRITE) == "done")]
+
+
+def a_child_closes_last_while_a_thread_waits(how: str, one: Actor, two: Actor) -> list[object]:
+    other = one.user.do(os.open, one.path, os.O_RDWR)
+    seen: list[object] = [one.try_lock(how, WRITE, (100, 1)), two.try_lock("fcntl", WRITE, (0, 10))]
+    child = one.user.do(fork_idle)
+    one.user.do(wait_in_thread, other, "fcntl", WRITE, (0, 10))
+    one.user.do(os.close, one.fd)
+    seen.append(one.user.error(lock, other, "fcntl", WRITE, (50, 1)))
+    one.user.do(end_child, child)
+    seen += [two.try_lock("fcntl", WRITE, (50, 1)), two.try_lock("fcntl", NONE, (0, 10))]
+    seen.append(within(SECONDS, lambda: one.user.do(result_of_thread, other) == "done"))
+    return [*seen, two.try_lock("fcntl", WRITE, (50, 1)), two.try_lock("fcntl", WRITE, (0, 10))]
+
+
+def a_thread_waits_while_another_one_locks_by_another_open_file(how: str, one: Actor, two: Actor) -> list[object]:
+    """From reading to writing: what the thread waits for does not collide with it."""
+    reads = one.user.do(os.open, one.path, os.O_RDONLY)
+    seen: list[object] = [one.user.error(lock, reads, how, READ, (20, 1)), two.try_lock(how, WRITE, (0, 10))]
+    one.user.do(wait_in_thread, reads, how, READ, (0, 10))
+    seen += [one.try_lock(how, WRITE, (30, 5)), two.try_lock(how, NONE, (0, 10))]
+    seen.append(within(SECONDS, lambda: one.user.do(result_of_thread, reads) == "done"))
+    seen += [two.try_lock(how, WRITE, (20, 1)), two.try_lock(how, WRITE, (0, 10)), two.try_lock(how, READ, (30, 1))]
+    return seen
+
+
+def a_thread_waits_for_a_range_of_which_another_one_locks_a_part(how: str, one: Actor, two: Actor) -> list[object]:
+    reads = one.user.do(os.open, one.path, os.O_RDONLY)
+    seen: list[object] = [one.user.error(lock, reads, "fcntl", READ, (20, 1)), two.try_lock("fcntl", WRITE, (0, 3))]
+    one.user.do(wait_in_thread, reads, "fcntl", READ, (0, 10))
+    seen += [one.user.error(lock, one.fd, "fcntl", WRITE, (5, 1)), two.try_lock("fcntl", NONE, (0, 3))]
+    seen.append(within(SECONDS, lambda: one.user.do(result_of_thread, reads) == "done"))
+    return [*seen, two.try_lock("fcntl", WRITE, (0, 3))]
+
+
 def a_thread_waits_to_read_while_another_one_locks_to_write(how: str, one: Actor, two: Actor) -> list[object]:
     reads = one.user.do(os.open, one.path, os.O_RDONLY)
     seen: list[object] = [one.user.error(lock, reads, how, READ, (0, 10)), two.try_lock(how, WRITE, (20, 10))]
@@ -315,6 +376,10 @@ SCENES: tuple[Scene, ...] = (
     a_thread_waits_while_another_one_closes,
     a_thread_waits_while_another_one_closes_its_descriptor,
     a_thread_waits_while_the_file_locked_first_is_closed,
+    a_child_closes_last_what_the_parent_locked_by,
+    a_child_closes_last_while_a_thread_waits,
+    a_thread_waits_while_another_one_locks_by_another_open_file,
+    a_thread_waits_for_a_range_of_which_another_one_locks_a_part,
     a_thread_waits_to_read_while_another_one_locks_to_write,
 )
 
