@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import stat
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -147,6 +148,8 @@ class AttributeOperations(NameOperations, Core):
             if fh is not None:
                 await self._check_again(fh, os.W_OK)
             at = await self._enter(inode, ctx, has_open=fh is not None and not self.ganesha)
+        if self.reader.is_busy(at.obj.filesystem):  # with the file, perhaps: xfs has it locked while it is read
+            at = replace(at, waits=True)
         change = self._wanted(at, attr, fields)
         try:
             await self._do(at, self._change, change, fh)

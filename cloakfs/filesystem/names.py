@@ -434,6 +434,12 @@ class NameOperations(Core):
 
         A hidden file of that name is not touched: the answer is EEXIST with O_EXCL, else EACCES.
         """
+        with self._beside_clients((parent_inode, name)):  # another request may just have given a file this name
+            return await self._make_file(parent_inode, name, mode, flags, ctx)
+
+    async def _make_file(
+        self, parent_inode: InodeT, name: bytes, mode: ModeT, flags: FlagT, ctx: RequestContext
+    ) -> tuple[FileInfo, EntryAttributes]:
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
         self._require_descriptor(at)
 
@@ -523,6 +529,12 @@ class NameOperations(Core):
             raise FUSEError(errno.EROFS)
         if self.nodes.view_of(inode) != self.nodes.view_of(new_parent_inode):
             raise FUSEError(errno.EXDEV)
+        with self.passthrough.beside_clients(self.nodes.known_as(inode)):
+            return await self._link(inode, new_parent_inode, new_name, ctx)
+
+    async def _link(
+        self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext
+    ) -> EntryAttributes:
         await self._enter(inode, ctx)
         at = await self._enter(new_parent_inode, ctx)
         obj = self.nodes.get(inode)
@@ -558,6 +570,10 @@ class NameOperations(Core):
         return entry
 
     # -- removing ----------------------------------------------------------------------------------
+
+    def _beside_clients(self, *places: tuple[InodeT, bytes]) -> contextlib.AbstractContextManager[None]:
+        parents = [(self.nodes.known_as(inode), name) for inode, name in places] if self.passthrough.files else []
+        return self.passthrough.beside_clients(*(known_entry(obj, name) for obj, name in parents if obj is not None))
 
     async def _remove(self, call: _Remove, inode: InodeT, name: bytes, ctx: RequestContext) -> None:
         if inode == ROOT and self.views.top:
@@ -606,7 +622,8 @@ class NameOperations(Core):
     @operation
     async def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
         """See unlink(2); ENOENT for a hidden name."""
-        await self._remove(calls.unlink, parent_inode, name, ctx)
+        with self._beside_clients((parent_inode, name)):
+            await self._remove(calls.unlink, parent_inode, name, ctx)
 
     @operation
     async def rmdir(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
@@ -631,6 +648,18 @@ class NameOperations(Core):
         self._require_one_view(parent_inode_old, parent_inode_new)
         if flags & ~(linux.RENAME_NOREPLACE | linux.RENAME_EXCHANGE):
             raise FUSEError(errno.EINVAL)
+        with self._beside_clients((parent_inode_old, name_old), (parent_inode_new, name_new)):
+            await self._rename_at(parent_inode_old, name_old, parent_inode_new, name_new, flags, ctx)
+
+    async def _rename_at(
+        self,
+        parent_inode_old: InodeT,
+        name_old: bytes,
+        parent_inode_new: InodeT,
+        name_new: bytes,
+        flags: int,
+        ctx: RequestContext,
+    ) -> None:
         old = new = await self._enter(parent_inode_old, ctx)
         if parent_inode_old != parent_inode_new:
             new = await self._enter(parent_inode_new, ctx)

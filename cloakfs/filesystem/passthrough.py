@@ -41,6 +41,8 @@ _OPENS_BY_DAEMON = 64
 # What is only read passes from this size on. Each read changes the atime, so that a stat(2) after it is a request.
 _LARGE = 1 << 20
 
+_AT_ONCE = contextlib.nullcontext()
+
 # There is not enough of something just now; all other errors are for good.
 _FOR_NOW = frozenset({errno.ENOMEM, errno.ENFILE, errno.EMFILE, errno.ENOSPC})
 
@@ -138,14 +140,26 @@ class Passthrough:
             if is_brief and not calls.only_reads(fd):
                 rare.opens_left = _OPENS_BY_DAEMON
 
+    def beside_clients(self, *objects: Object | None) -> contextlib.AbstractContextManager[None]:
+        """Return what a change of names is to be made in that takes the locks of these objects.
+
+        The kernel may hold that lock of a file that passes while it copies what a client reads: xfs does so, and ext4
+        with O_DIRECT. Unlike a client that writes, one that reads has no lock in the mount, by which others would wait
+        before they send a request.
+        """
+        passing = next((obj for obj in objects if obj in self._since), None)
+        return _AT_ONCE if passing is None else passing.filesystem.held()
+
     def _reason(self, filesystem: MountedFilesystem) -> str:
         """Return in words why files of this file system are left to the daemon; "" if they need not be."""
         known = self._why_not.get(filesystem)
         if known is None:
             known = self._why_not[filesystem] = _find_reason(filesystem)
-        if known or self.presence.is_alone(filesystem.device):
+        if known or self.presence.is_alone(filesystem.shared_key):
             return known
-        return "another mount shows the same file system"  # whose daemon would wait for writes that nobody ends
+        # There, the file would be another object: what changes it would wait in the session loop for a client that
+        # reads or writes it here, and need not end.
+        return "another mount shows the same file system"
 
 
 def _hand_over(fd: int) -> int:

@@ -94,6 +94,7 @@ class Storage:
         self.wait: float | None = None
         self.pays = False
         self.pending = 0
+        self.reading = 0  # by how many threads, for clients
         self.readers = trio.CapacityLimiter(_THREADS)
 
     def missed(self, seconds: float) -> None:
@@ -239,7 +240,11 @@ class Reader:
         if not filesystem.remote:
             self._prefetch(fd, key, storage, offset, size, missed=missed)
         if missed:
-            data, took, end = await trio.to_thread.run_sync(_pread, fd, size, offset, abandon_on_cancel=True)
+            storage.reading += 1
+            try:
+                data, took, end = await trio.to_thread.run_sync(_pread, fd, size, offset, abandon_on_cancel=True)
+            finally:
+                storage.reading -= 1
             storage.missed(took)
             if filesystem.remote:
                 self._prefetch(fd, key, storage, offset, size, missed=True, end=end)
@@ -312,6 +317,11 @@ class Reader:
             self.unwritten.give_back(uid, size)
             if uid not in self.unwritten.held:
                 del self._writers[uid]
+
+    def is_busy(self, filesystem: MountedFilesystem) -> bool:
+        """Whether a thread reads or writes there, which may hold the lock of a file for as long as the disk takes."""
+        storage = self._storages.get(filesystem)
+        return storage is not None and (storage.writing or storage.reading) > 0
 
     def state(self) -> dict[str, Any]:
         """Return what `cloakfs status` shows."""

@@ -303,7 +303,7 @@ def announce(filesystem: Filesystem, stack: contextlib.ExitStack) -> None:
 
     def add(shown: MountedFilesystem) -> None:
         if not shown.remote:
-            presence.announce(shown.device)
+            presence.announce(shown.shared_key)
 
     stack.callback(presence.close)
     for shown in mounts.filesystems:

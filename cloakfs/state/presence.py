@@ -11,29 +11,33 @@ _EXTENT = (0, 1)
 
 
 class Presence:
-    """The file systems that one mount shows, by their st_dev, until its daemon ends.
+    """The file systems that one mount shows, by a key of each, until its daemon ends.
 
     There is a file for each, which every mount that shows it has locked for reading. Mounts in a container that has a
     /run of its own are not seen.
     """
 
     def __init__(self) -> None:
-        self._fds: dict[int, int] = {}
+        self._fds: dict[str, int] = {}
+        self._shown_twice: set[str] = set()
 
-    def announce(self, device: int) -> None:
-        """Let other mounts know that this one shows a file system. If that cannot be done, none counts as alone."""
-        if device in self._fds:
+    def announce(self, key: str) -> None:
+        """Let other mounts know that this one shows a file system. If it cannot, it does not count as alone itself."""
+        if key in self._fds:
+            self._shown_twice.add(key)
             return
-        path = os.path.join(RUN_DIR, f"shown-{os.major(device)}-{os.minor(device)}.lock")
+        path = os.path.join(RUN_DIR, f"shown-{key}.lock")
         with contextlib.suppress(OSError):
             fd = ownfiles.open_fd(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             filelocks.try_lock(fd, fcntl.F_RDLCK, _EXTENT)
-            self._fds[device] = fd
+            self._fds[key] = fd
 
-    def is_alone(self, device: int) -> bool:
-        """Whether this mount, and no other one, shows a file system."""
-        fd = self._fds.get(device)
-        return fd is not None and filelocks.find_conflict(fd, fcntl.F_WRLCK, _EXTENT) is None
+    def is_alone(self, key: str) -> bool:
+        """Whether this mount shows a file system, in one place, and no other mount does."""
+        fd = self._fds.get(key)
+        if fd is None or key in self._shown_twice:
+            return False
+        return filelocks.find_conflict(fd, fcntl.F_WRLCK, _EXTENT) is None
 
     def close(self) -> None:
         """Show nothing any more."""

@@ -2,11 +2,12 @@
 
 import contextlib
 import logging
+import math
 import os
 import resource
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import InitVar, dataclass
 from typing import Any, TypeVar
 
@@ -108,11 +109,17 @@ class MountedFilesystem:
         self.remote = self.kind.startswith(_REMOTE_KINDS)
         self.by_threads = self.remote or below_remote
         self.stat = _stat_in_cache if self.remote else calls.fstat
+        self._holds = 0
 
     @property
     def ctime_shows_renames(self) -> bool:
         """Whether the ctime of an object shows that it was renamed."""
         return not self.remote and self.kind not in _SILENT_KINDS
+
+    @property
+    def shared_key(self) -> str:
+        """What mounts have in common that may show the same file. (A subvolume of btrfs has an st_dev of its own.)"""
+        return self.kind if self.kind == "btrfs" else f"{os.major(self.device)}-{os.minor(self.device)}"
 
     @property
     def waits(self) -> bool:
@@ -136,8 +143,24 @@ class MountedFilesystem:
                 if waits < 0:
                     self.suspect_until = now + SLOW_FOR_SECONDS
                 elif waits_of_this_thread() > waits:
-                    self.slow_until = now + SLOW_FOR_SECONDS
-                    self.suspect_until = self.slow_until + SLOW_FOR_SECONDS
+                    self.suspect_until = now + 2 * SLOW_FOR_SECONDS
+                    self.slow_until = max(self.slow_until, now + SLOW_FOR_SECONDS)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Have threads make all calls on it meanwhile, since one may keep a directory locked until a client lets go.
+
+        A client can make a read of a file that passes take for ever (`filesystem.passthrough`), and so the removal of
+        the file, during which the kernel has the directory locked.
+        """
+        self._holds += 1
+        self.slow_until = math.inf
+        try:
+            yield
+        finally:
+            self._holds -= 1
+            if not self._holds:
+                self.slow_until = 0.0
 
     def describe(self, fd: int) -> None:
         """Find out what kind of file handles it has. `fd` refers to the place at which it is mounted."""

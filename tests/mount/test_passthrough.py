@@ -708,11 +708,15 @@ def empty(path: str, times: int) -> None:
         os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
 
 
-def _write_undeliverable(path: str, page: str) -> None:
-    """Begin to write what is mapped of a file that cannot be read; the kernel has `path` locked until it can."""
-    fd, file = os.open(path, os.O_WRONLY), os.open(page, os.O_RDWR)
+_kept: list[object] = []  # by a user
+
+
+def _begin(call: Callable[[int, list[memoryview]], int], path: str, flags: int, page: str) -> None:
+    """Begin to write, or to read, by a mapping of a file that cannot be read: it ends when that can be."""
+    fd, file = os.open(path, flags), os.open(page, os.O_RDWR)
     content = mmap.mmap(file, mmap.PAGESIZE)
-    threading.Thread(target=os.write, args=(fd, memoryview(content)), daemon=True).start()
+    _kept.append(content)
+    threading.Thread(target=call, args=(fd, [memoryview(content)]), daemon=True).start()
 
 
 def _rename_onto(path: str) -> None:
@@ -740,34 +744,89 @@ def _work(directory: str) -> None:
     os.unlink(f"{path}er")
 
 
-@pytest.mark.parametrize("change", [os.unlink, _link, _rename, _rename_onto, _empty])
-def test_a_write_of_what_cannot_be_read(
-    change: Callable[[str], None], base: str, tree: str, mount: MakeMount, user: MakeUser
-) -> None:
-    """Who changes the file, or its name, waits for the write, and so does who then uses its directory; nobody else."""
-    os.mkdir(f"{tree}/team")
-    os.chmod(f"{tree}/team", 0o777)
-    m = mount("-o", CLOAKED)
-    writer, changer, looker, other = user(OWNER), user(OWNER), user(MEMBER), user(STRANGER)
-    far, flag = Far(f"{base}/far", base), Path(base, "flag")
+@contextlib.contextmanager
+def _client_that_does_not_end(
+    m: Mount, base: str, user: MakeUser, call: Callable[[int, list[memoryview]], int], flags: int
+) -> Iterator[Path]:
+    """A client reads or writes `home/log`, which passes, until there is the file that this returns."""
+    client, far, flag = user(OWNER), Far(f"{base}/far", base), Path(base, "flag")
     try:
-        writer.do(_write_undeliverable, m.at("home/log"), f"{far.path}/10000")
+        client.do(_begin, call, m.at("home/log"), flags, f"{far.path}/10000")
         assert passing(m) == 1
         wait_until(Path(base, "flag.asked").exists)
-        changer.start(change, m.at("home/log"))
-        assert not changer.has_answered(0.3)
-        looker.start(os.path.exists, m.at("home/absent"))
-        looker.has_answered(0.3)
-        for _ in range(10):
-            other.do_within(5, _work, m.at("team"))
-        flag.touch()
-        changer.answer_within(30)
-        assert looker.answer_within(30) is False
-        other.do_within(5, _work, m.at("team"))
+        yield flag
     finally:
         flag.touch()
-        writer.close()
+        client.close()
         far.close()
+
+
+def _others_work_on(m: Mount, user: MakeUser, change: Callable[[str], None], flag: Path) -> None:
+    """Who changes the file, or its name, waits, and so does who then uses its directory; nobody else."""
+    changer, looker, other = user(OWNER), user(MEMBER), user(STRANGER)
+    other.do(_work, m.at("team"))
+    changer.start(change, m.at("home/log"))
+    assert not changer.has_answered(0.3)
+    looker.start(os.path.exists, m.at("home/absent"))
+    looker.has_answered(0.3)
+    for _ in range(10):
+        other.do_within(5, _work, m.at("team"))
+    flag.touch()
+    changer.answer_within(30)
+    assert looker.answer_within(30) is False
+    other.do_within(5, _work, m.at("team"))
+
+
+CHANGES = [os.unlink, _link, _rename, _rename_onto, _empty]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_others_do_not_wait_for_a_write_that_does_not_end(
+    change: Callable[[str], None], base: str, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    make_team(tree)
+    m = mount("-o", CLOAKED)
+    with _client_that_does_not_end(m, base, user, os.writev, os.O_WRONLY) as flag:
+        _others_work_on(m, user, change, flag)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_others_do_not_wait_for_a_read_that_does_not_end(
+    change: Callable[[str], None], base: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """On xfs, where the kernel holds the lock of the real file while it copies what is read."""
+    with filesystem("xfs", base) as tree:
+        os.chmod(tree, 0o755)
+        make_team(tree)
+        os.mkdir(f"{tree}/home")
+        for name in ("log", "private"):
+            Path(tree, "home", name).write_bytes(bytes(LARGE))
+            os.chown(f"{tree}/home/{name}", OWNER, OWNER)
+        os.chown(f"{tree}/home", OWNER, OWNER)
+        m = mount("-o", CLOAKED, source=tree)
+        try:
+            with _client_that_does_not_end(m, base, user, os.readv, os.O_RDONLY) as flag:
+                _others_work_on(m, user, change, flag)
+        finally:
+            run("umount", m.path)
+
+
+def make_team(tree: str) -> None:
+    os.mkdir(f"{tree}/team")
+    os.chmod(f"{tree}/team", 0o777)
+
+
+def test_no_file_passes_that_the_tree_shows_twice(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    os.mkdir(f"{tree}/again")
+    subprocess.run(["mount", "--bind", f"{tree}/home", f"{tree}/again"], check=True)
+    try:
+        m, owner = mount("-o", CLOAKED), user(OWNER)
+        fd = owner.do(os.open, m.at("home/log"), os.O_WRONLY)
+        assert passing(m) == 0
+        owner.do(os.close, fd)
+        run("umount", m.path)
+    finally:
+        subprocess.run(["umount", "--lazy", f"{tree}/again"], check=True)
 
 
 def _says_that_another_shows_it(m: Mount) -> bool:
