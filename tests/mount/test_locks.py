@@ -15,7 +15,6 @@ import struct
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -237,8 +236,9 @@ def wait_in_thread(fd: int, how: str, kind: int, extent: tuple[int, int]) -> Non
             _results[fd] = "done"
 
     _results.pop(fd, None)
-    threading.Thread(target=wait, daemon=True).start()
-    time.sleep(SOON)
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    thread.join(SOON)
 
 
 def result_of_thread(fd: int) -> str | None:
@@ -304,7 +304,6 @@ def fork_idle() -> int:
 def end_child(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    time.sleep(SOON)  # the last close of a file is reported after that
 
 
 def a_child_closes_last_what_the_parent_locked_by(how: str, one: Actor, two: Actor) -> list[object]:
@@ -315,7 +314,7 @@ def a_child_closes_last_what_the_parent_locked_by(how: str, one: Actor, two: Act
     one.user.do(os.close, reads)
     seen.append(one.try_lock(how, READ, (50, 1)))
     one.user.do(end_child, child)
-    seen.append(two.try_lock(how, WRITE, (50, 1)))
+    seen.append(within(SOON, lambda: two.try_lock(how, WRITE, (50, 1)) == "done"))
     one.user.do(os.close, one.fd)
     return [*seen, within(SECONDS, lambda: two.try_lock(how, WRITE) == "done")]
 
@@ -328,7 +327,8 @@ def a_child_closes_last_while_a_thread_waits(how: str, one: Actor, two: Actor) -
     one.user.do(os.close, one.fd)
     seen.append(one.user.error(lock, other, "fcntl", WRITE, (50, 1)))
     one.user.do(end_child, child)
-    seen += [two.try_lock("fcntl", WRITE, (50, 1)), two.try_lock("fcntl", NONE, (0, 10))]
+    seen.append(within(SOON, lambda: two.try_lock("fcntl", WRITE, (50, 1)) == "done"))
+    seen.append(two.try_lock("fcntl", NONE, (0, 10)))
     seen.append(within(SECONDS, lambda: one.user.do(result_of_thread, other) == "done"))
     return [*seen, two.try_lock("fcntl", WRITE, (50, 1)), two.try_lock("fcntl", WRITE, (0, 10))]
 
