@@ -18,7 +18,7 @@ from pathlib import Path
 
 TOP = Path(__file__).parents[2]
 RELEASES = ("bookworm", "trixie")  # Debian 12 and 13
-CLONE = "/home/cloakfs"
+CLONE = "/opt/cloakfs"
 """In the root: a clone of this repository."""
 
 # How this machine reaches what apt and pip fetch from, if that takes more than the defaults.
