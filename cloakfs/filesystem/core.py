@@ -1,5 +1,6 @@
 """What all operations share: the caller and the object of a request, and as whom and in which thread it is served."""
 
+import contextlib
 import errno
 import logging
 import os
@@ -57,6 +58,8 @@ from .trace import Trace, Tracers
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+
+_NOT_HELD = contextlib.nullcontext()
 
 # After a rename behind the mount, what is above a remote directory is found level by level.
 _MOST_PREFAULTS = 100
@@ -499,14 +502,15 @@ class Core(pyfuse3.Operations):
     async def _do_in_thread(self, at: Request, call: Callable[..., _T], *args: Any) -> _T:
         """Make `call(at, *args)` in a thread, which may outlive this task, but not `at.pin`."""
         at = replace(at, in_thread=True)
-        return await trio.to_thread.run_sync(partial(call, at, *args), abandon_on_cancel=True)
+        with at.obj.filesystem.held() if at.holds else _NOT_HELD:
+            return await trio.to_thread.run_sync(partial(call, at, *args), abandon_on_cancel=True)
 
     async def _again(self, at: Request, inode: InodeT, ctx: RequestContext) -> Request:
         """Return how to go on after an await: the policy may be new, and the object changed."""
         if self.views.get(at.number) is at.view:
             filesystem, rare = at.obj.filesystem, at.obj.rare
             # It may have changed while a thread was waited for.
-            if filesystem.slow_until > 0 or filesystem.by_threads or (rare is not None and rare.backing):
+            if filesystem.slow_until > 0 or filesystem.by_threads or at.holds or (rare is not None and rare.backing):
                 return replace(at, info=filesystem.stat(at.fd), has_acl=None)
             at.has_acl = None
             return at

@@ -434,12 +434,6 @@ class NameOperations(Core):
 
         A hidden file of that name is not touched: the answer is EEXIST with O_EXCL, else EACCES.
         """
-        with self._beside_clients((parent_inode, name)):  # another request may just have given a file this name
-            return await self._make_file(parent_inode, name, mode, flags, ctx)
-
-    async def _make_file(
-        self, parent_inode: InodeT, name: bytes, mode: ModeT, flags: FlagT, ctx: RequestContext
-    ) -> tuple[FileInfo, EntryAttributes]:
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
         self._require_descriptor(at)
 
@@ -454,6 +448,8 @@ class NameOperations(Core):
             # While a thread makes it, other requests may find it.
             return fd, None if at.in_thread else maker, maker is None, path_fd, is_there
 
+        if self.passthrough.passing:  # another request may just have given such a file this name
+            at = self._beside_clients(at, known_entry(at.obj, name))
         try:
             fd, maker, is_old, path_fd, is_there = await self._do(at, work)
         except _TAKEN:
@@ -529,12 +525,6 @@ class NameOperations(Core):
             raise FUSEError(errno.EROFS)
         if self.nodes.view_of(inode) != self.nodes.view_of(new_parent_inode):
             raise FUSEError(errno.EXDEV)
-        with self.passthrough.beside_clients(self.nodes.known_as(inode)):
-            return await self._link(inode, new_parent_inode, new_name, ctx)
-
-    async def _link(
-        self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext
-    ) -> EntryAttributes:
         await self._enter(inode, ctx)
         at = await self._enter(new_parent_inode, ctx)
         obj = self.nodes.get(inode)
@@ -555,6 +545,8 @@ class NameOperations(Core):
                 return atomic.leads_to(at.credentials, at.fd, new_name, calls.fstat(source))
             return False
 
+        if self.passthrough.passing:
+            at = self._beside_clients(at, obj)
         try:
             is_there = await self._do(at, work)
         except _TAKEN:
@@ -571,14 +563,12 @@ class NameOperations(Core):
 
     # -- removing ----------------------------------------------------------------------------------
 
-    def _beside_clients(self, *places: tuple[InodeT, bytes]) -> contextlib.AbstractContextManager[None]:
-        parents = [(self.nodes.known_as(inode), name) for inode, name in places] if self.passthrough.files else []
-        return self.passthrough.beside_clients(*(known_entry(obj, name) for obj, name in parents if obj is not None))
-
     async def _remove(self, call: _Remove, inode: InodeT, name: bytes, ctx: RequestContext) -> None:
         if inode == ROOT and self.views.top:
             raise FUSEError(errno.EROFS)
         at = await self._enter(inode, ctx)
+        if self.passthrough.passing:
+            at = self._beside_clients(at, known_entry(at.obj, name))
         if not at.view.policy_hides or at.who is DAEMON:
             await self._do(at, partial(_remove_plain, call=call, name=name))
             await self.cache.removed(at.number, [(at.obj, name)])
@@ -590,6 +580,8 @@ class NameOperations(Core):
             return
         for _ in range(atomic.TRIES):
             at, seen, info = await self._open_visible(at, name, inode, ctx)
+            if self.passthrough.passing:
+                at = self._beside_clients(at, known_entry(at.obj, name))
             try:
                 await self._do(at, partial(_remove_exact, call=call, name=name, seen=seen.fd, info=info))
             except atomic.Elsewhere:
@@ -601,6 +593,16 @@ class NameOperations(Core):
                 await self.cache.removed(at.number, [(at.obj, name)], removed)
                 return
         raise Stale
+
+    def _beside_clients(self, at: Request, *objects: Object | None) -> Request:
+        """Return the same request, which holds if it is about to take the locks of these objects (`Request.holds`).
+
+        The kernel may hold that of a file that passes while it copies what a client reads: xfs does so, and ext4 with
+        O_DIRECT. Unlike a client that writes, one that reads has no lock in the mount, by which others would wait
+        before they send a request.
+        """
+        holds = any(obj in self.passthrough.passing for obj in objects)
+        return replace(at, waits=True, holds=True) if holds else at
 
     def _remove_at_once(self, at: Request, name: bytes, call: _Remove) -> Object | None:
         """Remove a name in a directory that the caller alone may change; return what it led to.
@@ -622,8 +624,7 @@ class NameOperations(Core):
     @operation
     async def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
         """See unlink(2); ENOENT for a hidden name."""
-        with self._beside_clients((parent_inode, name)):
-            await self._remove(calls.unlink, parent_inode, name, ctx)
+        await self._remove(calls.unlink, parent_inode, name, ctx)
 
     @operation
     async def rmdir(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
@@ -648,23 +649,13 @@ class NameOperations(Core):
         self._require_one_view(parent_inode_old, parent_inode_new)
         if flags & ~(linux.RENAME_NOREPLACE | linux.RENAME_EXCHANGE):
             raise FUSEError(errno.EINVAL)
-        with self._beside_clients((parent_inode_old, name_old), (parent_inode_new, name_new)):
-            await self._rename_at(parent_inode_old, name_old, parent_inode_new, name_new, flags, ctx)
-
-    async def _rename_at(
-        self,
-        parent_inode_old: InodeT,
-        name_old: bytes,
-        parent_inode_new: InodeT,
-        name_new: bytes,
-        flags: int,
-        ctx: RequestContext,
-    ) -> None:
         old = new = await self._enter(parent_inode_old, ctx)
         if parent_inode_old != parent_inode_new:
             new = await self._enter(parent_inode_new, ctx)
             old = self._at(new, self.nodes.get(parent_inode_old))
-        elif await self._rename_at_once(new, name_old, name_new, flags):
+        if self.passthrough.passing:
+            new = self._beside_clients(new, known_entry(old.obj, name_old), known_entry(new.obj, name_new))
+        if parent_inode_old == parent_inode_new and await self._rename_at_once(new, name_old, name_new, flags):
             return
         old_obj = old.obj
         if new.obj is not old_obj and self.nodes.locator.is_deepest(new.obj):
@@ -716,6 +707,8 @@ class NameOperations(Core):
             is_refused = bool(flags & linux.RENAME_NOREPLACE)
             await self._require_visible_as(new, name_new, seen.fd, info, or_taken=is_refused)
             new = await self._again(new, inodes[1], ctx)
+            if self.passthrough.passing:
+                new = self._beside_clients(new, known_entry(old.obj, name_old), known_entry(new.obj, name_new))
             rename = partial(self._rename_exact, old, name_old, seen, info, name_new=name_new, flags=flags)
             try:
                 return new, await self._do(new, rename)

@@ -41,8 +41,6 @@ _OPENS_BY_DAEMON = 64
 # What is only read passes from this size on. Each read changes the atime, so that a stat(2) after it is a request.
 _LARGE = 1 << 20
 
-_AT_ONCE = contextlib.nullcontext()
-
 # There is not enough of something just now; all other errors are for good.
 _FOR_NOW = frozenset({errno.ENOMEM, errno.ENFILE, errno.EMFILE, errno.ENOSPC})
 
@@ -55,18 +53,14 @@ class Passthrough:
 
     Attributes:
         presence: which file systems the mount shows, and whether it is the only one.
+        passing: the files that the kernel reads and writes by itself now; since when, and the size then.
     """
 
     def __init__(self, forbidden: str) -> None:
         self._forbidden = forbidden
         self.presence = Presence()
         self._why_not: dict[MountedFilesystem, str] = {}  # "" where it has been found to work
-        self._since: dict[Object, tuple[float, int]] = {}  # since when the kernel does, and the size then
-
-    @property
-    def files(self) -> int:
-        """How many files the kernel reads and writes by itself now."""
-        return len(self._since)
+        self.passing: dict[Object, tuple[float, int]] = {}
 
     @property
     def is_allowed(self) -> bool:
@@ -123,7 +117,7 @@ class Passthrough:
                 log.info("%s: the kernel does not write files by itself: %s", filesystem.path, exc.strerror)
             return 0
         rare.backing = backing
-        self._since[obj] = trio.current_time(), at.info.st_size
+        self.passing[obj] = trio.current_time(), at.info.st_size
         return backing
 
     def closing(self, obj: Object, fd: int) -> None:
@@ -135,20 +129,10 @@ class Passthrough:
             with contextlib.suppress(OSError):  # the session has ended
                 calls.without_rights(compatibility.close_backing, rare.backing)
             rare.backing = 0
-            since, before = self._since.pop(obj)
+            since, before = self.passing.pop(obj)
             is_brief = trio.current_time() < since + _BRIEF_SECONDS and abs(size - before) < _LITTLE
             if is_brief and not calls.only_reads(fd):
                 rare.opens_left = _OPENS_BY_DAEMON
-
-    def beside_clients(self, *objects: Object | None) -> contextlib.AbstractContextManager[None]:
-        """Return what a change of names is to be made in that takes the locks of these objects.
-
-        The kernel may hold that lock of a file that passes while it copies what a client reads: xfs does so, and ext4
-        with O_DIRECT. Unlike a client that writes, one that reads has no lock in the mount, by which others would wait
-        before they send a request.
-        """
-        passing = next((obj for obj in objects if obj in self._since), None)
-        return _AT_ONCE if passing is None else passing.filesystem.held()
 
     def _reason(self, filesystem: MountedFilesystem) -> str:
         """Return in words why files of this file system are left to the daemon; "" if they need not be."""

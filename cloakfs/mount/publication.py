@@ -152,7 +152,7 @@ def figures(mount: Filesystem, index: Index) -> dict[str, Any]:
             "waiting_requests": mount.requests.waiting.total + mount.requests.writes.total,
             "waiting_locks": mount.locks.waiting.total,
             "locked_ranges": mount.locks.ranges.total,
-            "passthrough_files": mount.passthrough.files,
+            "passthrough_files": len(mount.passthrough.passing),
             "descriptors_cached": len(mount.nodes.descriptors),
             "descriptors_cached_most": mount.nodes.descriptors.max_fds,
             "descriptors_clients": mount.files.shares.total,

@@ -41,6 +41,7 @@ class Request:
         has_acl: whether the object has an ACL; None if that is not known.
         pin: holds `fd` open for as long as there is this request; without, `fd` is valid until the next await.
         waits: whether calls on the object should be made in a thread (`TreeMounts.waits`).
+        holds: whether a call on the object may keep it locked until a client lets go (`MountedFilesystem.held`).
         in_thread: whether a thread goes on with it. By the time that it makes a system call, the rest may be outdated.
     """
 
@@ -56,6 +57,7 @@ class Request:
     has_acl: bool | None = None
     pin: Descriptor | None = None
     waits: bool = False
+    holds: bool = False
     in_thread: bool = False
 
     @property
