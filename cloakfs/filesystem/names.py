@@ -448,8 +448,8 @@ class NameOperations(Core):
             # While a thread makes it, other requests may find it.
             return fd, None if at.in_thread else maker, maker is None, path_fd, is_there
 
-        if self.passthrough.passing:  # another request may just have given such a file this name
-            at = self._beside_clients(at, known_entry(at.obj, name))
+        # Another request may just have given such a file this name.
+        at = self._beside_clients(at, known_entry(at.obj, name)) if self.passthrough.passing else at
         try:
             fd, maker, is_old, path_fd, is_there = await self._do(at, work)
         except _TAKEN:
