@@ -123,7 +123,7 @@ class Core(pyfuse3.Operations):
     # The real tree drops set-id bits and capabilities (`DataOperations._may_have_lost_set_id`). Only a patched pyfuse3
     # knows this; otherwise, the kernel requests `security.capability` before each write.
     enable_killpriv_v2 = True
-    enable_append = True
+    enable_append = True  # a patched pyfuse3 then tells `write` what is appended
 
     def __init__(
         self,

@@ -194,9 +194,10 @@ class DataOperations(Core):
         file = self.files.by_fd[fh]
         obj, opener = file.obj, file.opener
         assert opener is not None
-        # What may be mapped may also be written anywhere. (So may other files after fcntl(F_SETFL), which nobody uses.)
         appends = append
         if appends is None:
+            # What may be mapped may also be written anywhere. (So may other files after fcntl(F_SETFL), but hardly any
+            # program does that.)
             appends = file.appends and (not file.may_be_mapped or off == obj.size_in_kernel(file.number))
         in_sync = bool(file.flags & (os.O_SYNC | os.O_DSYNC))
         done = await self.reader.write(fh, opener, obj.filesystem, off, buf, append=appends, in_sync=in_sync)

@@ -93,7 +93,7 @@ class LockHolders:
         self.by_object: dict[Object, dict[int, Holder]] = {}
         self.table: LockTable[Object, int] = LockTable()
         self._claimed: set[FileHandleT] = set()  # open files by whose descriptor an owner has its locks
-        self._used: dict[FileHandleT, dict[Holder, int]] = {}  # by open file: who first locked by it, and the owner
+        self._used: dict[FileHandleT, dict[Holder, int]] = {}  # by open file: the holders that use it, and their owners
         self.waiting: Shares[int] = Shares(MOST_LOCK_REQUESTS, MOST_OF_ONE)
         self.unlocking: Shares[int] = Shares(MOST_LOCK_REQUESTS, MOST_OF_ONE)
         self.ranges: Shares[int] = Shares(most_ranges)

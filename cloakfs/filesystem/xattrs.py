@@ -104,7 +104,7 @@ class XattrOperations(Core):
         obj = self.nodes.known_as(inode)
         if obj is None or not self.cache.lacks_xattr(obj, name) or not self.xattrs or self._is_top(inode):
             return False
-        if self.knfsd and obj is self.nodes.root and name != _PLAIN_NAMES:
+        if self.knfsd and obj is self.nodes.root and name in _OFTEN_READ:
             return self._is_top_known_to_lack(inode, obj, ctx, name)
         if self.exported and (name != CAPABILITY or not self.knfsd):
             return False

@@ -1,11 +1,13 @@
 """Which file systems the mounts of this machine show, so that each knows whether it is the only one to show one."""
 
-import contextlib
 import fcntl
+import logging
 import os
 
 from ..linux import filelocks, ownfiles
 from .runtime import RUN_DIR
+
+log = logging.getLogger(__name__)
 
 _EXTENT = (0, 1)
 
@@ -27,10 +29,13 @@ class Presence:
             self._shown_twice.add(key)
             return
         path = os.path.join(RUN_DIR, f"shown-{key}.lock")
-        with contextlib.suppress(OSError):
+        try:
             fd = ownfiles.open_fd(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            filelocks.try_lock(fd, fcntl.F_RDLCK, _EXTENT)
-            self._fds[key] = fd
+        except OSError as exc:
+            log.warning("%s: %s: other mounts do not learn which file systems this one shows", path, exc.strerror)
+            return
+        self._fds[key] = fd
+        filelocks.try_lock(fd, fcntl.F_RDLCK, _EXTENT)
 
     def is_alone(self, key: str) -> bool:
         """Whether this mount shows a file system, in one place, and no other mount does."""
