@@ -298,17 +298,30 @@ def watch_changes(filesystem: Filesystem) -> None:
 
 
 def announce(filesystem: Filesystem, stack: contextlib.ExitStack) -> None:
-    """Let other mounts know which file systems this one shows."""
+    """Let other mounts know which file systems this one shows.
+
+    Raises:
+        MountError: the directory for that cannot be written.
+    """
     mounts, presence = filesystem.nodes.mounts, filesystem.passthrough.presence
 
     def add(shown: MountedFilesystem) -> None:
         if not shown.remote:
             presence.announce(shown.shared_key)
 
+    def add_later(shown: MountedFilesystem) -> None:
+        try:
+            add(shown)
+        except OSError as exc:
+            log.warning("%s: other mounts do not learn that this one shows %s", exc, shown.path)
+
     stack.callback(presence.close)
-    for shown in mounts.filesystems:
-        add(shown)
-    mounts.on_new_filesystem.append(add)
+    try:
+        for shown in mounts.filesystems:
+            add(shown)
+    except OSError as exc:
+        raise MountError(f"{exc.filename}: {exc.strerror}") from exc
+    mounts.on_new_filesystem.append(add_later)
 
 
 def _record(settings: Settings, stack: contextlib.ExitStack) -> TextIO | None:

@@ -1,13 +1,10 @@
 """Which file systems the mounts of this machine show, so that each knows whether it is the only one to show one."""
 
 import fcntl
-import logging
 import os
 
 from ..linux import filelocks, ownfiles
 from .runtime import RUN_DIR
-
-log = logging.getLogger(__name__)
 
 _EXTENT = (0, 1)
 
@@ -24,17 +21,16 @@ class Presence:
         self._shown_twice: set[str] = set()
 
     def announce(self, key: str) -> None:
-        """Let other mounts know that this one shows a file system. If it cannot, it does not count as alone itself."""
+        """Let other mounts know that this one shows a file system.
+
+        Raises:
+            OSError: the file cannot be made; this mount does not count as alone either.
+        """
         if key in self._fds:
             self._shown_twice.add(key)
             return
         path = os.path.join(RUN_DIR, f"shown-{key}.lock")
-        try:
-            fd = ownfiles.open_fd(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as exc:
-            log.warning("%s: %s: other mounts do not learn which file systems this one shows", path, exc.strerror)
-            return
-        self._fds[key] = fd
+        fd = self._fds[key] = ownfiles.open_fd(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         filelocks.try_lock(fd, fcntl.F_RDLCK, _EXTENT)
 
     def is_alone(self, key: str) -> bool:
