@@ -18,6 +18,9 @@ LISTED = PLACES[BELOW]
 PROJECT = os.path.join("home", "user-00", "project")
 """Beside it, where everything else is done."""
 
+BUILT = 4
+"""How many files of the package are compiled: more would take long in an emulated processor."""
+
 _FRESH = ("nosharecache",)
 _MIB = b"d" * (1 << 20)
 _BLOCK = b"x" * 4096
@@ -86,9 +89,13 @@ def all_nfs_work(amounts: Amounts) -> dict[str, NfsWork]:
         NfsWork("unlink", "file", files, partial(_unlink, files), fill_new, remove_new, within="new"),
         NfsWork("tar x", "run", 1, partial(_run, "tar", "-xzf", "package.tar.gz"),
                 clean=partial(_run, "rm", "-rf", "package")),
+        NfsWork("build", "file", BUILT, _build, partial(_run, "tar", "-xzf", "package.tar.gz"),
+                partial(_run, "rm", "-rf", "package")),
         NfsWork("git status", "run", 1, partial(_git, "status", "--short"), within="repository", renames=True),
         NfsWork("git clone", "run", 1, partial(_git, "clone", "-q", "--local", "repository", "clone"),
                 clean=partial(_run, "rm", "-rf", "clone"), renames=True),
+        NfsWork("rsync -a", "run", 1, partial(_run, "rsync", "-a", "repository/", "copy"),
+                clean=partial(_run, "rm", "-rf", "copy"), renames=True),
         NfsWork("rename", "file", files, partial(_rename, files), fill_new, remove_new, within="new", renames=True),
     ]  # fmt: skip
     return {work.name: work for work in works}
@@ -122,6 +129,10 @@ def _run(*command: str) -> None:
     done = subprocess.run(command, env=_PROGRAMS, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(f"{command[0]}: exit status {done.returncode}: {done.stderr[-300:]}")
+
+
+def _build() -> None:
+    _run("make", "-C", "package", "CC=gcc", *(f"part{number}.o" for number in range(BUILT)))
 
 
 def _git(*arguments: str) -> None:

@@ -13,8 +13,8 @@ HOST_PACKAGES = ("qemu-system-x86", "busybox-static", "kmod", "e2fsprogs", "gcc"
 """What boots the guest."""
 
 GUEST_PACKAGES = (
-    "bindfs", "fuse3", "git", "iproute2", "kmod", "mount", "nfs-common", "nfs-kernel-server", "procps", "python3",
-    "rpcbind",
+    "bindfs", "fuse3", "gcc", "git", "iproute2", "kmod", "libc6-dev", "make", "mount", "nfs-common",
+    "nfs-kernel-server", "procps", "python3", "rpcbind", "rsync",
 )  # fmt: skip
 """What the guest has, beside what Debian holds for essential, and what these depend on."""
 
