@@ -22,6 +22,7 @@ from .credentials import act_as_daemon, as_daemon
 
 # -- on open descriptors: the same for all callers ---------------------------------------------------
 
+fchown = os.fchown
 fstat = os.fstat
 fstatvfs = os.fstatvfs
 pread = os.pread

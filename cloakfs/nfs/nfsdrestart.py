@@ -147,16 +147,18 @@ def restart() -> None:
     before = current_config()
     if not any(before.threads):
         raise ServerError("it has no threads")
-    if "+3" in before.versions.split() and ownfiles.listdir(_MONITORED) and not _is_installed("sm-notify"):
+    monitored = _monitored() if "+3" in before.versions.split() else {}
+    if monitored and not _is_installed("sm-notify"):
         raise ServerError("sm-notify(8) is missing, so that NFSv3 clients would lose their locks")
     if stuck := _stuck():
         raise ServerError(f"a thread of the server waits for a disk (process {stuck})")
     lockd = _lockd()
-    ownfiles.replace(_STOPPED, json.dumps({"lockd": lockd, "server": before}).encode())
+    stopped = {"lockd": lockd, "monitored": monitored, "server": before}
+    ownfiles.replace(_STOPPED, json.dumps(stopped).encode())
     _run("rpc.nfsd", "0")
     with contextlib.suppress(OSError):
         nfsdstate.lost_mounts()  # no client holds anything now, so this drops the records of these mounts
-    _start_stopped(before, lockd)
+    _start_stopped(before, lockd, monitored)
 
 
 def resume() -> bool:
@@ -181,24 +183,25 @@ def resume() -> bool:
                 for transport, port, family, address in listeners
             ),
         )
-        lockd = int(stored["lockd"])
+        lockd, monitored = int(stored["lockd"]), dict(stored.get("monitored", {}))
     except (OSError, ValueError, KeyError, TypeError):
         return False
     if any(_numbers("pool_threads")):  # another process has started them
         ownfiles.unlink(_STOPPED)
         return False
-    _start_stopped(before, lockd)
+    _start_stopped(before, lockd, monitored)
     return True
 
 
-def _start_stopped(before: NfsdConfig, lockd: int) -> None:
+def _start_stopped(before: NfsdConfig, lockd: int, monitored: dict[str, str]) -> None:
     try:
         start(before)
     finally:
         if any(_numbers("pool_threads")):
             with contextlib.suppress(FileNotFoundError):
                 ownfiles.unlink(_STOPPED)
-        if _lockd() != lockd and ownfiles.listdir(_MONITORED):
+        if _lockd() != lockd and monitored:
+            _monitor(monitored)
             _run("sm-notify", "-f")
 
 
@@ -306,6 +309,26 @@ def _stuck() -> int:
             return 0
         time.sleep(_CHECK_SECONDS)
     return min(waiting) if waiting else 0
+
+
+def _monitored() -> dict[str, str]:
+    """Return what statd has written down of the clients that have locks, by name of the file."""
+    found = {}
+    for name in ownfiles.listdir(_MONITORED):
+        with contextlib.suppress(FileNotFoundError), ownfiles.open(f"{_MONITORED}/{name}", encoding="latin-1") as file:
+            found[name] = file.read()
+    return found
+
+
+def _monitor(monitored: dict[str, str]) -> None:
+    """Write these again where lockd has had statd forget them, as it does since Linux 6.12 when it ends."""
+    owner = ownfiles.stat(_MONITORED)
+    for name, text in monitored.items():
+        with contextlib.suppress(FileExistsError):
+            fd = ownfiles.open_fd(f"{_MONITORED}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(fd, "w", encoding="latin-1") as file:
+                ownfiles.fchown(fd, owner.st_uid, owner.st_gid)
+                file.write(text)
 
 
 def _lockd() -> int:
