@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # The command for further cloakfs processes. With -P, nothing is imported from the working directory, which may belong
 # to any user.
 OWN_COMMAND = (sys.executable, "-P", "-m", "cloakfs_cli.main")
+FORKED = (sys.executable, "-P", "-m", "cloakfs_cli.forked")  # of a `ForkServer`
 
 
 def fail(text: str, status: int) -> NoReturn:

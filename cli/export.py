@@ -17,6 +17,7 @@ import trio
 from rich.table import Table
 
 from cloakfs.audit.precheck import aliases, precheck
+from cloakfs.background.forkserver import ForkServer
 from cloakfs.config.errors import Location, Remark
 from cloakfs.config.files import files_of, read_all
 from cloakfs.config.options import Export
@@ -37,7 +38,7 @@ from cloakfs.state.versions import is_known, version_problem
 from cloakfs.tree.views import accounts_of
 
 from .background import in_background, in_foreground, open_for_us
-from .common import OWN_COMMAND, console, fail, note, tuning
+from .common import FORKED, console, fail, note, tuning
 from .completion import a_directory, a_file
 from .exits import FAILED, WRONG
 from .output import echo_json
@@ -436,9 +437,9 @@ def _serve(
     log: str | None,
     ready: Callable[[], None],
 ) -> None:
-    mount = [*OWN_COMMAND, "mount"]
+    cloakfs = ForkServer(FORKED)
     guard = Guard(
-        made, service.plan, service.make_server(still_exported), run_dir, mount, service.state_dir, log, tuning()
+        made, service.plan, service.make_server(still_exported), run_dir, cloakfs, service.state_dir, log, tuning()
     )
     try:
         trio.run(guard.run, ready)

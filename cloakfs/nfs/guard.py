@@ -21,6 +21,7 @@ import trio
 
 from ..background import tasks
 from ..background.backoff import backoff_seconds
+from ..background.forkserver import ForkServer
 from ..background.logfile import follow_rotation
 from ..config.options import Export
 from ..config.render import format_exports, format_options
@@ -90,7 +91,7 @@ class Guard:
         reread: reads the configuration again and makes a new plan.
         server: exports the mounts.
         run_dir: the guard's own directory.
-        mount_command: the command `cloakfs mount`.
+        cloakfs: runs the command `cloakfs`, for `cloakfs mount`.
         state_dir: the state directory of the server.
         log: the file to which standard error goes; None in the foreground.
         tuning: times and bounds.
@@ -102,7 +103,7 @@ class Guard:
         reread: Callable[[], Plan],
         server: NfsServer,
         run_dir: str,
-        mount_command: Sequence[str],
+        cloakfs: ForkServer,
         state_dir: str = "",
         log: str | None = None,
         tuning: Tuning = STANDARD,
@@ -114,7 +115,7 @@ class Guard:
         self._reread = reread
         self._server = server
         self._run_dir = run_dir
-        self._mount_command = mount_command
+        self._cloakfs = cloakfs
         self._watched: dict[str, Watched] = {}
         self._made_directories: set[str] = set()  # directories
         self._is_record_saved = True
@@ -222,6 +223,7 @@ class Guard:
             self._is_record_saved = True
 
     async def _finish(self) -> None:
+        self._cloakfs.close()
         await tasks.attempt("stopping the server", self._server.stop)
         async with trio.open_nursery() as nursery:
             for watched in self._watched.values():
@@ -298,13 +300,11 @@ class Guard:
 
     async def _run_mount(self, mount: Mount) -> Watched:
         with stale.mounting(self._run_dir) as held:
-            done = await trio.run_process(  # noqa: TID251  (a guard acts for no caller)
-                [*self._mount_command, mount.source, mount.path, "-o", self._mount_options(mount),
-                 "--client", mount.client, "--exports", self._entry_file(mount)],
-                capture_stdout=True, capture_stderr=True, check=False, pass_fds=(held,),
-            )  # fmt: skip
-        if done.returncode:
-            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            arguments = ["mount", mount.source, mount.path, "-o", self._mount_options(mount)]
+            arguments += ["--client", mount.client, "--exports", self._entry_file(mount)]
+            done = await self._cloakfs.run(arguments, (held,))
+        if done.status != 0:
+            said = done.said.strip().splitlines()
             raise ServerError(said[-1].removeprefix("cloakfs: ") if said else f"{mount.path}: not mounted")
         daemon = self._daemon(mount)
         if daemon is None:

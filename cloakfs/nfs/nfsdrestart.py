@@ -326,9 +326,11 @@ def _monitor(monitored: dict[str, str]) -> None:
     for name, text in monitored.items():
         with contextlib.suppress(FileExistsError):
             fd = ownfiles.open_fd(f"{_MONITORED}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(fd, "w", encoding="latin-1") as file:
+            try:
                 ownfiles.fchown(fd, owner.st_uid, owner.st_gid)
-                file.write(text)
+                ownfiles.write(fd, text.encode("latin-1"))
+            finally:
+                os.close(fd)
 
 
 def _lockd() -> int:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import trio
 
-from cli.common import OWN_COMMAND
+from cli.common import FORKED
+from cloakfs.background.forkserver import ForkServer
 from cloakfs.config.errors import Location
 from cloakfs.config.options import Options
 from cloakfs.nfs import guard, stale
@@ -132,8 +133,8 @@ def serve(text: str) -> None:
     path = service.path
     mount = Mount(os.path.basename(path), path, service.tree, "*", "", Options(), Location("x.exports", 1, 1))
     plan = Plan("knfsd", os.path.dirname(path), (mount,), (), ())
-    command = [*OWN_COMMAND, "mount"]
-    one = guard.Guard(plan, lambda: plan, service.make_server(), service.run_dir, command, tuning=service.tuning)
+    cloakfs = ForkServer(FORKED)
+    one = guard.Guard(plan, lambda: plan, service.make_server(), service.run_dir, cloakfs, tuning=service.tuning)
     trio.run(one.run, lambda: print("ready", flush=True))
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import trio
 
-from cli.common import OWN_COMMAND
+from cli.common import FORKED
+from cloakfs.background.forkserver import ForkServer
 from cloakfs.config.errors import Location
 from cloakfs.config.options import Options
 from cloakfs.identity import ServerId
@@ -49,7 +50,7 @@ class Served:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        guard = Guard(self.plan, lambda: self.plan, NoServer(), self.run_dir, [*OWN_COMMAND, "mount"])
+        guard = Guard(self.plan, lambda: self.plan, NoServer(), self.run_dir, ForkServer(FORKED))
         ready = trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(guard.run, ready.set)
