@@ -22,6 +22,7 @@ from .changes import Changes
 from .complete import CompleteDirectories
 from .invalidation import Invalidation
 from .notifier import InThread
+from .sharedwatch import SharedWatch
 from .timeouts import Timeouts
 from .watch import Watch
 
@@ -80,7 +81,7 @@ class KernelCache:
     ) -> None:
         mode = traits.mode
         self._nodes, self._views, self._traits = nodes, views, traits
-        self._watch: Watch | None = None
+        self._watch: Watch | SharedWatch | None = None
         self.subtree_check = mode.subtree_check
         self.invalidation = invalidation = Invalidation(nodes, access_paths, mode, tuning)
         invalidation.on_attributes, invalidation.on_change = on_attributes, on_change
@@ -184,7 +185,7 @@ class KernelCache:
         """Note the descriptor of the FUSE session, to which notifications are written."""
         self.invalidation.notifier.session = self.invalidation.notifier.device = session
 
-    def watch(self, watch: Watch) -> None:
+    def watch(self, watch: Watch | SharedWatch) -> None:
         """Have changes behind the mount reported, on the file systems that report them."""
         self._watch = watch
         self._changes.watch(watch)

@@ -27,6 +27,7 @@ from ..linux.fanotify import (
 from ..tree import calls
 from ..tree.actor import actor
 from ..tree.filesystems import MountedFilesystem
+from ..tree.locate import is_settled
 from ..tree.nodes import Nodes
 from ..tree.objects import Directory, Object
 from ..tree.registry import ReportedPlace, known_entry, unlist
@@ -37,6 +38,7 @@ from .audience import Audiences
 from .cachepolicy import SHORT_SECONDS
 from .complete import CompleteDirectories
 from .invalidation import Invalidation, PendingNames, SubtreeInvalidation
+from .sharedwatch import SharedWatch
 from .timeouts import Timeouts, may_search
 from .watch import Watch, mounts_changed
 
@@ -94,6 +96,7 @@ class Changes:
         self._timeouts = timeouts
         self._complete = complete_directories
         self._watched: dict[int, list[MountedFilesystem]] = {}  # by the id that events carry
+        self._reporting: list[MountedFilesystem] = []  # those that report, and all above which do
         self._lookups_left = 0  # how many more names may be looked up for this batch of events
         # Objects to be found unless a request finds them first: those that were moved, and all if events were lost.
         self._moved: set[Object] = set()
@@ -104,15 +107,42 @@ class Changes:
 
     # -- made behind the mount ---------------------------------------------------------------------
 
-    def watch(self, watch: Watch) -> None:
+    def watch(self, watch: Watch | SharedWatch) -> None:
         """Watch the file systems that report their changes."""
+        if isinstance(watch, SharedWatch):
+            self._share(watch)
         for filesystem in sorted(self._nodes.mounts.filesystems, key=lambda it: len(it.path)):  # what is above first
             self._add(watch, filesystem)
         self._nodes.mounts.on_new_filesystem.append(partial(self._add, watch))
         watch.on_own = self._handle_own
         self._access_paths.is_up_to_date = partial(self._is_up_to_date, watch)
 
-    def _add(self, watch: Watch, filesystem: MountedFilesystem) -> None:
+    def _share(self, watch: SharedWatch) -> None:
+        """Say what this mount's kernel may know, before it is told: changes of anything else are not reported."""
+        registry = self._nodes.registry
+        watch.known = lambda: [*registry.handles(), *(handle[4:] for handle in self._invalidation.hidden())]
+        watch.on_unwatched = self._set_unwatched
+        registry.on_known = self._invalidation.on_hidden = watch.note
+        registry.on_linked = self._confirm
+        for handle in watch.known():
+            watch.note(handle)
+
+    def _confirm(self, obj: Object, fd: int, info: linux.Stat) -> None:
+        """Handle a change of a file by another hard link, made after it was looked at, and before it was noted.
+
+        Any other change names the directory in which the file was found, and is reported.
+        """
+        if obj.filesystem.stat(fd) != info or not is_settled(info):
+            event = Event(FAN_ATTRIB, 0, b"", b"", obj.handle[4:])
+            trio.lowlevel.current_trio_token().run_sync_soon(self._handle_event, event, obj.filesystem)
+
+    def _set_unwatched(self, is_unwatched: bool) -> None:
+        """Cache nothing for long while changes are not reported, or do so again."""
+        for filesystem in self._reporting:
+            filesystem.watched = not is_unwatched
+        self._handle_overflow()
+
+    def _add(self, watch: Watch | SharedWatch, filesystem: MountedFilesystem) -> None:
         try:
             if filesystem.remote:
                 raise OSError(errno.EOPNOTSUPP, "changes made on other machines are not reported")
@@ -133,8 +163,10 @@ class Changes:
             for other in self._nodes.mounts.filesystems
             if filesystem.path.startswith(f"{other.path}/") or other is self._nodes.root.filesystem
         )
+        if filesystem.watched:
+            self._reporting.append(filesystem)
 
-    async def follow(self, watch: Watch) -> None:
+    async def follow(self, watch: Watch | SharedWatch) -> None:
         """Run for ever, invalidating what other processes change."""
         if self._has_followed:
             self._handle_overflow()
@@ -142,7 +174,7 @@ class Changes:
         while True:
             self._handle_events(await watch.changes())
 
-    def _is_up_to_date(self, watch: Watch) -> bool:
+    def _is_up_to_date(self, watch: Watch | SharedWatch) -> bool:
         """Whether every change made until now has been handled, after handling what can be handled at once."""
         if watch.is_silent():
             return True

@@ -115,6 +115,8 @@ class Invalidation:
             known of which.
         on_change: is called when anything of an object may have changed behind the mount; with None if it is not
             known of which.
+        on_hidden: is called with the handle of a file of which the kernel is about to have a negative dentry, as the
+            file system gives it.
     """
 
     def __init__(self, nodes: Nodes, access_paths: AccessPaths, mode: ExportMode, tuning: Tuning = STANDARD) -> None:
@@ -139,6 +141,7 @@ class Invalidation:
         # What is noted of an object in the present epoch: by the names noted before, and the one that is added.
         self._absent_xattrs: dict[tuple[frozenset[bytes], bytes], AbsentXattrs] = {}
         self.on_attributes: Callable[[Object | None], None] = lambda _: None
+        self.on_hidden: Callable[[bytes], None] = lambda _: None
         self.on_change: Callable[[Object | None], None] = lambda _: None
 
     # -- an object, its names, and what is below ---------------------------------------------------
@@ -500,11 +503,16 @@ class Invalidation:
         place = number, directory, name
         if not self._hidden.admits(viewer, handle, place):
             return False
+        self.on_hidden(handle[4:])
         given_up = self._hidden.note(viewer, handle, place, trio.current_time())
         if given_up is not None:
             _, (number, directory, name) = given_up
             self.notifier.invalidate_entry(self._nodes.nodeid(number, directory), name)
         return True
+
+    def hidden(self) -> Iterable[bytes]:
+        """Return the handles of the files of which the kernel has negative dentries."""
+        return self._hidden.directories()
 
     def invalidate_hidden(self, handle: bytes) -> None:
         """Invalidate the negative dentries of a file that was hidden: it has changed."""

@@ -38,7 +38,6 @@ leave it out of DELETE, too.
 """
 
 import contextlib
-import errno
 import os
 import select
 import time
@@ -46,36 +45,9 @@ from collections.abc import AsyncGenerator, Callable
 
 import trio
 
-from .. import linux
 from ..linux import fanotify, mountinfo, ownfiles
 from ..linux.fanotify import Event
-from ..tree import calls
-
-_MASK = (
-    fanotify.FAN_ATTRIB
-    | fanotify.FAN_MODIFY
-    | fanotify.FAN_CLOSE_WRITE
-    | fanotify.FAN_CREATE
-    | fanotify.FAN_DELETE
-    | fanotify.FAN_MOVED_FROM
-    | fanotify.FAN_MOVED_TO
-    | fanotify.FAN_ONDIR
-)
-
-# Magic numbers of statfs(2). All changes to these file systems go through this kernel. Others may accept a mark, too,
-# but do not report what other machines do (ceph, cifs).
-_BTRFS = 0x9123683E
-_LOCAL = frozenset(
-    {
-        0xEF53,  # ext2, ext3, ext4
-        0x58465342,  # xfs
-        _BTRFS,
-        0x01021994,  # tmpfs
-        0x794C7630,  # overlayfs
-        0xF2F52010,  # f2fs
-        0xCA451A4E,  # bcachefs
-    }
-)
+from .marks import FilesystemMarks
 
 # How many bytes of events are handled in one step, for which all requests wait: some 200 events, in 3 ms.
 _BATCH = 16384
@@ -108,61 +80,22 @@ class Watch:
     def __init__(self, *, own: bool = False) -> None:
         self._own = -1 if own else os.getpid()
         self.on_own: Callable[[Event], None] | None = None
-        flags = fanotify.FAN_CLASS_NOTIF | fanotify.FAN_CLOEXEC | fanotify.FAN_NONBLOCK
         self._more = False
         self._rest_until = 0.0
+        self._marks = FilesystemMarks()
         self._queue = select.poll()
-        with ownfiles.raised(linux.CAP_SYS_ADMIN):
-            try:
-                self._fd = fanotify.init(flags | fanotify.FAN_REPORT_DFID_NAME_TARGET)
-            except OSError as exc:
-                if exc.errno != errno.EINVAL:
-                    raise
-                self._fd = fanotify.init(flags | fanotify.FAN_REPORT_DFID_NAME_FID)
-        self._queue.register(self._fd, select.POLLIN)
+        self._queue.register(self._marks.fd, select.POLLIN)
 
     def add(self, fd: int) -> int:
-        """Watch the whole file system that `fd` (O_PATH suffices) is on, for as long as it stays mounted.
-
-        Returns:
-            the id that its events carry: `os.fstatvfs(fd).f_fsid`, except for btrfs, where each subvolume has an id of
-            its own (and different handles), and events carry the top's.
-
-        Raises:
-            OSError: the file system does not report its changes, or not all of them (EOPNOTSUPP, ENODEV).
-        """
-        magic, fsid = fanotify.filesystem(fd)
-        if magic not in _LOCAL:
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-        with ownfiles.raised(linux.CAP_SYS_ADMIN):
-            try:
-                self._mark(fd)
-            except OSError as exc:
-                if exc.errno != errno.EXDEV or magic != _BTRFS:
-                    raise
-            else:
-                return fsid
-            return self._add_top(fd)
-
-    def _add_top(self, fd: int) -> int:
-        """Watch a btrfs from within a subvolume: the kernel wants a mark on the top, which need not be mounted."""
-        with contextlib.ExitStack() as stack:
-            here = calls.open(linux.ROOT, fd, os.O_RDONLY | os.O_NONBLOCK)
-            stack.callback(calls.close, here)
-            top = calls.find_handle(here, calls.btrfs_top(here))
-            stack.callback(calls.close, top)
-            self._mark(top)
-            return fanotify.filesystem(top)[1]
-
-    def _mark(self, fd: int) -> None:
-        fanotify.mark(self._fd, fanotify.FAN_MARK_ADD | fanotify.FAN_MARK_FILESYSTEM, _MASK, fd)
+        """Watch the whole file system that `fd` (O_PATH suffices) is on (`FilesystemMarks.add`)."""
+        return self._marks.add(fd)
 
     async def changes(self) -> list[Event]:
         """Return what others changed since the last call; wait until there is something."""
         while True:
             while not self._more and (rest := self._rest_until - time.monotonic()) > 0:
                 await trio.sleep(rest)
-            await trio.lowlevel.wait_readable(self._fd)
+            await trio.lowlevel.wait_readable(self._marks.fd)
             events = self.read()
             if events:
                 return events
@@ -171,7 +104,7 @@ class Watch:
         """Return what others changed since the last call, without waiting: at most about 200 events, perhaps none."""
         self._rest_until = time.monotonic() + _PAUSE
         try:
-            raw = fanotify.read(self._fd, _BATCH)
+            raw = fanotify.read(self._marks.fd, _BATCH)
         except BlockingIOError:
             self._more = False
             return []
@@ -197,7 +130,7 @@ class Watch:
 
     def close(self) -> None:
         """Stop watching; no task may be waiting in `changes`."""
-        os.close(self._fd)
+        self._marks.close()
 
 
 async def mounts_changed() -> AsyncGenerator[None, None]:

@@ -8,7 +8,7 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from . import ownfiles
@@ -31,6 +31,7 @@ FAN_REPORT_DFID_NAME_TARGET = FAN_REPORT_DFID_NAME_FID | FAN_REPORT_TARGET_FID
 
 # fanotify_mark(2)
 FAN_MARK_ADD = 0x1
+FAN_MARK_REMOVE = 0x2
 FAN_MARK_FILESYSTEM = 0x100
 _AT_FDCWD = -100
 
@@ -105,6 +106,15 @@ def filesystem(fd: int) -> tuple[int, int]:
 def read(group: int, size: int) -> bytes:
     """Read events in the kernel's format, for `parse`; raises BlockingIOError if there are none."""
     return ownfiles.read(group, size)
+
+
+def records(raw: bytes) -> Iterator[tuple[bytes, int]]:
+    """Return what was read, event by event, each with the process that has caused it."""
+    at = 0
+    while at < len(raw):
+        length, _, pid = _metadata.unpack_from(raw, at)
+        yield raw[at : at + length], pid
+        at += length
 
 
 def parse(raw: bytes, own: int) -> list[Event]:

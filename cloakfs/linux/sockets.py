@@ -8,20 +8,23 @@ from .credentials import as_daemon
 
 
 @as_daemon
-def listen(path: str, *, mode: int | None = None, backlog: int = socket.SOMAXCONN) -> socket.socket:
-    """Return a stream socket that listens at `path`, in place of one that was left at `path`.
+def listen(
+    path: str, *, mode: int | None = None, backlog: int = socket.SOMAXCONN, kind: int = socket.SOCK_STREAM
+) -> socket.socket:
+    """Return a socket that listens at `path`, in place of one that was left at `path`.
 
     Args:
         path: where.
         mode: its permissions, if they are not to be what the umask makes them.
         backlog: how many may wait to be accepted.
+        kind: of the socket.
 
     Raises:
         OSError: it cannot be made.
     """
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening = socket.socket(socket.AF_UNIX, kind)
     try:
         listening.bind(path)
         if mode is not None:
@@ -34,13 +37,13 @@ def listen(path: str, *, mode: int | None = None, backlog: int = socket.SOMAXCON
 
 
 @as_daemon
-def connect(path: str, seconds: float) -> socket.socket:
-    """Return a stream socket that is connected to the one at `path`, and waits no longer than this in any call.
+def connect(path: str, seconds: float, kind: int = socket.SOCK_STREAM) -> socket.socket:
+    """Return a socket of this kind that is connected to the one at `path`, and waits no longer than this in any call.
 
     Raises:
         OSError: no process listens at `path`, or it does not accept in time.
     """
-    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connected = socket.socket(socket.AF_UNIX, kind)
     connected.settimeout(seconds)
     try:
         connected.connect(path)

@@ -64,8 +64,8 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         start.warn_of_handles(nodes)
         threads = ThreadStatus()
         filesystem = start.make_filesystem(settings, nodes, views, threads, stack, most)
-        start.watch_changes(filesystem)
         start.announce(filesystem, stack)
+        start.watch_changes(filesystem)
         reaper = start.start_reaper(settings, key)
         if reaper is not None:
             stack.callback(reaper.close)

@@ -6,6 +6,7 @@ import logging
 import os
 import select
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TextIO
@@ -19,7 +20,9 @@ from ..filesystem import Filesystem
 from ..filesystem.reader import Reader
 from ..fuse import attach, connection, loop
 from ..fuse.attach import Attached, MountError
+from ..kernelcache import watcherprocess
 from ..kernelcache.cachepolicy import SHORT_SECONDS
+from ..kernelcache.sharedwatch import SharedWatch
 from ..kernelcache.watch import Watch
 from ..linux import mountinfo, ownfiles
 from ..messages import shell_word
@@ -27,7 +30,7 @@ from ..plugin.loader import PolicyError, load_policy
 from ..stacking.lower import find_lower
 from ..state import persistent
 from ..state.client import socket_of
-from ..state.runtime import PublishedState, all_mounted
+from ..state.runtime import RUN_DIR, PublishedState, all_mounted
 from ..state.versions import VersionError
 from ..tree.filesystems import MountedFilesystem
 from ..tree.index import MEMORY, Index, Unstored
@@ -284,9 +287,14 @@ def _served_already(settings: Settings) -> str:
 
 def watch_changes(filesystem: Filesystem) -> None:
     """Have changes behind the mount reported, if the kernel supports that."""
+    # With several views, a change made through one of them is behind the mount for the others.
+    own = filesystem.views.top
+    presence = filesystem.passthrough.presence
     try:
-        # With several views, a change made through one of them is behind the mount for the others.
-        watch = Watch(own=filesystem.views.top)
+        if all(presence.is_alone(shown.shared_key) for shown in filesystem.nodes.mounts.filesystems):
+            watch: Watch | SharedWatch = Watch(own=own)
+        else:
+            watch = _shared_watch(own=own)
     except OSError as exc:
         log.warning(
             "fanotify cannot be used (%s): changes behind the mount are seen within %g s",
@@ -295,6 +303,21 @@ def watch_changes(filesystem: Filesystem) -> None:
         )
         return
     filesystem.cache.watch(watch)
+
+
+def _shared_watch(*, own: bool) -> Watch | SharedWatch:
+    """Have changes reported by the watcher, since other mounts show the same; or read them here if there is none.
+
+    Raises:
+        OSError: the kernel does not report them.
+    """
+    try:
+        return SharedWatch(RUN_DIR, own=own)
+    except (OSError, subprocess.CalledProcessError) as exc:
+        log.warning(
+            "there can be no %s (%s): this mount reads all changes of its file systems", watcherprocess.NAME, exc
+        )
+        return Watch(own=own)
 
 
 def announce(filesystem: Filesystem, stack: contextlib.ExitStack) -> None:

@@ -150,7 +150,11 @@ def drop_name(obj: Object, parent: Directory, name: bytes) -> None:
 _LEVELS_AT_ONCE = 64
 
 
-def _ignore(_: Object) -> None:
+def _ignore(_: object) -> None:
+    pass
+
+
+def _ignore_link(_obj: Object, _fd: int, _info: Stat) -> None:
     pass
 
 
@@ -185,6 +189,9 @@ class Registry:
             does. The root stands for all objects: reports were lost.
         on_moved: is called with each object that turns out to be in another directory, or nowhere, before any reply
             says so.
+        on_known: is called with the handle of each object that becomes known, as its file system gives it.
+        on_linked: is called with a file that becomes known and has several hard links, its descriptor, and the stat
+            from which the reply is going to be made.
     """
 
     def __init__(self, index: Index, mounts: TreeMounts, descriptors: Descriptors, most_levels: int) -> None:
@@ -201,6 +208,8 @@ class Registry:
         self.audience_of_restored = ALL_VIEWERS  # any caller may have the handle
         self.disconnected: dict[Object, ReportedPlace | None] = {}
         self.on_moved: Callable[[Object], None] = _ignore
+        self.on_known: Callable[[bytes], None] = _ignore
+        self.on_linked: Callable[[Object, int, Stat], None] = _ignore_link
         handle, filesystem = mounts.identify(mounts.top, None)
         self.is_replaced = not index.claim(ROOT, handle)
         self.root: Object = Directory(ROOT, handle, filesystem)
@@ -211,6 +220,11 @@ class Registry:
     def _add(self, obj: Object) -> None:
         self.by_number[obj.number] = obj
         self._by_handle[obj.handle] = obj
+        self.on_known(obj.handle[4:])
+
+    def handles(self) -> list[bytes]:
+        """Return the handles of all objects, as their file systems give them."""
+        return [handle[4:] for handle in self._by_handle]
 
     def restore(self, number: int) -> Object:
         """Restore an object, and what is above it, from the index.
@@ -268,6 +282,8 @@ class Registry:
                 is_file = info is not None and not stat.S_ISDIR(info.st_mode)
                 obj = (Object if is_file else Directory)(number, handle, filesystem)
                 self._add(obj)
+                if info is not None and is_file and info.st_nlink > 1:
+                    self.on_linked(obj, fd, info)
                 if parent is not None:
                     self._place(obj, parent, name)
                 else:

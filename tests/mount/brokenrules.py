@@ -10,11 +10,12 @@ from cloakfs.kernelcache import timeouts
 from cloakfs.kernelcache.audience import Audiences
 from cloakfs.kernelcache.changes import Changes
 from cloakfs.kernelcache.complete import CompleteDirectories
+from cloakfs.kernelcache.interest import InterestTable
 from cloakfs.kernelcache.invalidation import Invalidation
 from cloakfs.kernelcache.notifier import Notifier
 from cloakfs.kernelcache.timeouts import Timeouts
 from cloakfs.tree.actor import Actor
-from tests.altered import Alteration
+from tests.altered import Alteration, replace
 from tests.mount import alterations, cacheoracle
 
 
@@ -40,6 +41,11 @@ def anybody_is_a_member() -> None:
     alterations.answer_always(Actor, "has_group", True)
 
 
+def the_watcher_is_not_told() -> None:
+    replace(cacheoracle, "CheckedWatch", cacheoracle.CheckedSharedWatch)
+    alterations.answer_always(InterestTable, "note", None)
+
+
 WEAKENED: dict[str, tuple[Alteration, str]] = {
     "who learns of it is in the audience": (broken(Audiences, "record", None), "is told of"),
     "what was cached for one is invalidated first": (broken(Audiences, "is_ready"), "hidden from"),
@@ -57,6 +63,7 @@ WEAKENED: dict[str, tuple[Alteration, str]] = {
     "all entries are shown": (broken(CompleteDirectories, "_shows"), "a view that hides something"),
     "nothing is cached below a name that is invalidated late": (below_a_name_that_is_invalidated_late, "hidden from"),
     "an ACL is cached with the attributes": (broken(Timeouts, "acl", None), "the ACL of"),
+    "what the kernel knows is noted for the watcher": (the_watcher_is_not_told, "leads elsewhere"),
     "changes behind the mount": (broken(Changes, "_handle_event", False), "leads elsewhere"),
 }
 """Rules; what breaks each; and what is to be found then."""

@@ -60,11 +60,13 @@ from cloakfs.filesystem.handles import OpenDirectory
 from cloakfs.fuse.compatibility import is_name_only, requester
 from cloakfs.identity import Caller, ClientId, ServerId
 from cloakfs.kernelcache import invalidation, notifier
+from cloakfs.kernelcache.sharedwatch import SharedWatch
 from cloakfs.kernelcache.watch import _BATCH, Watch
 from cloakfs.linux import fanotify
 from cloakfs.linux.fanotify import Event
 from cloakfs.mount import start
 from cloakfs.policy import Attrs
+from cloakfs.state.runtime import RUN_DIR
 from cloakfs.tree.actor import DAEMON
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.objects import ALL_VIEWERS, NO_VIEWER, Object, Viewer, group_of
@@ -209,7 +211,7 @@ class Oracle:
     def __init__(self, filesystem: Filesystem, top: str) -> None:
         self._filesystem = filesystem
         self._top = top
-        self.watch: CheckedWatch | None = None
+        self.watch: CheckedWatch | CheckedSharedWatch | None = None
         self.names: dict[Name, Entry] = {}
         self.references = Counter[int]()  # of each nodeid: the lookups that the kernel has not forgotten
         self.attributes: dict[int, Attributes] = {}
@@ -599,8 +601,8 @@ class CheckedFilesystem(Filesystem):
         self._names_in_listing: list[bytes] = []
         watch = self.cache.watch
 
-        def add_watch(added: Watch) -> None:
-            assert isinstance(added, CheckedWatch)
+        def add_watch(added: Watch | SharedWatch) -> None:
+            assert isinstance(added, CheckedWatch | CheckedSharedWatch)
             oracle.watch = added
             watch(added)
 
@@ -815,6 +817,11 @@ class CheckedFilesystem(Filesystem):
         return await super().statfs(ctx)
 
 
+async def _pause(delays: random.Random | None) -> None:
+    """Wait for a while before the daemon hears of anything."""
+    await trio.sleep(_POLL_SECONDS if delays is None else delays.random() * _EVENT_SECONDS)
+
+
 class CheckedWatch(Watch):
     """Events of which the daemon may hear late, and the oracle does not.
 
@@ -828,14 +835,14 @@ class CheckedWatch(Watch):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._ahead: deque[bytes] = deque()  # what the oracle has read, and the daemon has not
-        read = fanotify.read
-        _fanotify.read = lambda fd, size: self._ahead.popleft() if self._ahead and fd == self._fd else read(fd, size)
+        read, ours = fanotify.read, self._marks.fd
+        _fanotify.read = lambda fd, size: self._ahead.popleft() if self._ahead and fd == ours else read(fd, size)
         self._read_new = read
 
     def is_told(self) -> bool:
         """Whether the daemon has read of all changes but its own, which it need not be told."""
         while not super().is_silent():
-            self._ahead.append(self._read_new(self._fd, _BATCH))
+            self._ahead.append(self._read_new(self._marks.fd, _BATCH))
         return all(event.own for raw in self._ahead for event in fanotify.parse(raw, self._own))
 
     def is_silent(self) -> bool:
@@ -843,7 +850,7 @@ class CheckedWatch(Watch):
 
     async def changes(self) -> list[Event]:
         while True:
-            await trio.sleep(_POLL_SECONDS if self.delays is None else self.delays.random() * _EVENT_SECONDS)
+            await _pause(self.delays)
             if not self.is_silent() and (events := self.read()):
                 return events
 
@@ -851,6 +858,43 @@ class CheckedWatch(Watch):
         events = super().read()
         self._more = not self.is_silent()  # what was read ahead may be older than what is there
         self.heard += not self._more
+        return events
+
+
+class CheckedSharedWatch(SharedWatch):
+    """Events that come from the watcher, of which the daemon may hear late, and the oracle does not."""
+
+    delays: ClassVar[random.Random | None] = None
+    heard = 0
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._ahead: deque[bytes] = deque()
+        super().__init__(RUN_DIR, **kwargs)
+
+    def is_told(self) -> bool:
+        """Whether the daemon has read of all changes but its own, which it need not be told."""
+        while (link := self._link) is not None and not link.is_broken and not link.is_silent():
+            if raw := link.read():
+                self._ahead.append(raw)
+        parsed = (fanotify.parse(raw, -1 if self._own else os.getpid()) for raw in self._ahead)
+        return all(event.own for events in parsed for event in events)
+
+    def is_silent(self) -> bool:
+        return not self._ahead and super().is_silent()
+
+    has_read_all = is_silent
+
+    async def changes(self) -> list[Event]:
+        while True:
+            await _pause(self.delays)
+            if self._link is None or self._link.is_broken:
+                return await super().changes()
+            if not self.is_silent() and (events := self.read()):
+                return events
+
+    def read(self) -> list[Event]:
+        events = self.parse(self._ahead.popleft()) if self._ahead else super().read()
+        self.heard += self.is_silent()
         return events
 
 
@@ -872,14 +916,15 @@ def invalidate_late(name: bytes | None, seconds: float, chance: random.Random | 
     _notifier.invalidate_names = late
 
 
-def install(delays: int | None = None) -> None:
+def install(delays: int | None = None, *, shared: bool = False) -> None:
     """Make this process, which is about to become a daemon, check itself.
 
     Args:
         delays: with this seed, hold back replies and events, and invalidate names late; None for no delays.
+        shared: have the watcher read what is changed, as where several mounts show the same.
     """
     replace(start, "Filesystem", CheckedFilesystem)
-    replace(start, "Watch", CheckedWatch)
+    replace(start, "Watch", CheckedSharedWatch if shared else CheckedWatch)
     if delays is not None:
-        CheckedFilesystem.delays = CheckedWatch.delays = random.Random(delays)
+        CheckedFilesystem.delays = CheckedWatch.delays = CheckedSharedWatch.delays = random.Random(delays)
         invalidate_late(None, _NAMES_SECONDS, random.Random(delays))

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from cloakfs.kernelcache.watcherprocess import NAME as WATCHER
 from cloakfs.linux import mountinfo
+from cloakfs.linux.process import command_of
 from cloakfs.mount.reaperprocess import NAME
 from cloakfs.state.runtime import RUN_DIR, STATE_DIR, mount_key
 from cloakfs.tree.index import Index
@@ -155,7 +157,20 @@ def _daemons() -> list[int]:
     for state in glob.glob(os.path.join(RUN_DIR, "*.json")):
         with contextlib.suppress(OSError, ValueError), open(state, encoding="utf-8") as file:
             pids.append(int(json.load(file)["pid"]))
-    return pids
+    return [*pids, *watchers()]
+
+
+def watchers() -> list[int]:
+    """Return the processes that read what is changed, for several mounts: other suites may have theirs."""
+    pids = (int(pid) for pid in os.listdir("/proc") if pid.isdigit())
+    return [pid for pid in pids if command_of(pid) == WATCHER and namespace_of(pid) == namespace_of(os.getpid())]
+
+
+def namespace_of(pid: int) -> str:
+    """Return which mount namespace a process is in; "" if it has ended."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/mnt")
+    return ""
 
 
 def _has_work(pid: int) -> bool:

@@ -8,6 +8,7 @@ import stat
 import struct
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pyfuse3
 import pytest
@@ -139,9 +140,10 @@ def test_all_replies_are_checked() -> None:
             assert name in vars(CheckedFilesystem), name
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["own-watch", "watcher"])
 @pytest.mark.parametrize("words", ["", ",default_permissions"])
-def test_rules_that_hold(words: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
-    with daemons_with(cacheoracle.install):
+def test_rules_that_hold(words: str, shared: bool, scene: str, mount: MakeMount, user: MakeUser) -> None:
+    with daemons_with(partial(cacheoracle.install, shared=shared)):
         m = mount("-o", CLOAKED + words)
     furnish(m)
     use(m, user(OWNER), user(OWNER, OWNER, [GROUP]), user(OTHER))

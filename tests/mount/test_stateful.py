@@ -937,7 +937,9 @@ def search(
         delays: whether replies and events are late at times, so that they cross changes; it is checked then, too.
     """
     rules = POLICIES["identity" if policy == "views" else policy]
-    altered = [partial(cacheoracle.install, seed if delays else None)] if checked or delays else []
+    # Two of four seeds have the watcher read what is changed, as where several mounts show the same.
+    install = partial(cacheoracle.install, seed if delays else None, shared=seed // 2 % 2 == 1)
+    altered = [install] if checked or delays else []
     # With every other seed, all is forgotten little by little, while others go on; else what is little, at once.
     tuning = Tuning(names_at_once=1) if delays and seed % 2 else STANDARD
     with world(rules, views=policy == "views", kind=kind, altered=altered, tuning=tuning, delays=delays) as made:

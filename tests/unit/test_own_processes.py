@@ -47,6 +47,7 @@ def test_python_is_started_in_one_way() -> None:
     ]
     assert sorted(found) == [
         "cli/common.py",
+        "cloakfs/kernelcache/sharedwatch.py",
         "cloakfs/mount/reaper.py",
         "cloakfs/mount/reread.py",
         "cloakfs/nfs/nfsdrestart.py",

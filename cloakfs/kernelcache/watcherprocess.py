@@ -1,0 +1,307 @@
+"""The watcher: reads what is changed on file systems that several mounts show, and tells those whom it concerns.
+
+Each mount would read every change otherwise, whether its kernel knows anything there or not: the more mounts, the more
+a change costs, also on the real tree. One process reads for all mounts of a machine instead. An event goes to the
+daemons that have marked the object, or its directory (`interest`). Three kinds go further:
+
+    of a directory itself (its mode, for example)        also to those who know the directory above, as it may have
+                                                         been listed there
+    of a file, without a name: by handle, or because it  to all: it may have been listed anywhere
+    got another hard link
+    events were lost                                     to all
+
+A daemon that does not take its events in time is let go. It connects anew, and takes everything as changed; so it does
+when this process has died.
+
+It imports no more than it needs, and nothing but the standard library.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from dataclasses import dataclass, field
+
+from ..linux import fanotify, ownfiles, process, sockets
+from ..linux.fanotify import FAN_ATTRIB, FAN_ONDIR, FAN_Q_OVERFLOW, OF_ITSELF, Event
+from ..tree import calls
+from .interest import COLUMNS, InterestTable
+from .marks import FilesystemMarks
+
+NAME = "cloakfs-watcher"
+"""The name that `ps` shows."""
+
+EVENTS, ANSWER = b"E", b"A"
+"""How messages to a daemon begin: with events as the kernel reports them, or JSON."""
+
+HURRY, ADD = b"H", b"F"
+"""What a daemon says: that it waits for what has happened until now, or that it shows a file system (a descriptor)."""
+
+_IDLE_SECONDS = 10.0  # after the last daemon has left
+
+_HELLO_SECONDS = 1.0  # for a daemon to say who it is
+
+# After events were read, others are left for so long, unless a daemon is in a hurry.
+_PAUSE_SECONDS = 0.002
+
+_BATCH = 65536
+_MOST_IN_MESSAGE = 16384  # a daemon handles these in one step, for which all its requests wait
+_LARGEST = 1 << 16
+
+
+@dataclass(eq=False)
+class _Mount:
+    """A mount that is told of changes.
+
+    Attributes:
+        connection: to its daemon.
+        table: of its column.
+        column: in the table.
+        pid: its daemon.
+        wants_own: whether it is told what its daemon has changed itself.
+        shown: a descriptor on each file system that it shows, by the id that events carry.
+        unsent: what it is about to be told.
+    """
+
+    connection: socket.socket
+    table: InterestTable
+    column: int
+    pid: int
+    wants_own: bool
+    shown: dict[int, list[int]] = field(default_factory=dict)
+    unsent: list[bytes] = field(default_factory=list)
+
+
+class ChangeWatcher:
+    """Serves the daemons that connect.
+
+    Args:
+        listening: where they connect.
+        lock: the file that is locked by who connects, or starts a watcher.
+    """
+
+    def __init__(self, listening: socket.socket, lock: str) -> None:
+        self._listening = listening
+        self._lock = lock
+        self._marks = FilesystemMarks(needs_targets=True)
+        self._tables: list[tuple[InterestTable, dict[int, _Mount]]] = []
+        self._mounts: dict[int, _Mount] = {}  # by the descriptor of the connection
+        self._poll = select.epoll()
+        self._poll.register(listening, select.EPOLLIN)
+        self._poll.register(self._marks.fd, select.EPOLLIN)
+
+    def run(self) -> None:
+        """Serve until no daemon is left."""
+        while True:
+            ready = [fd for fd, _ in self._poll.poll(-1 if self._mounts else _IDLE_SECONDS)]
+            if not ready and self._is_over():
+                return
+            self._answer(ready)
+            if self._marks.fd in ready:
+                self._pass_on()
+                self._rest()
+
+    def _is_over(self) -> bool:
+        """Whether this may end: nobody is about to connect."""
+        lock = ownfiles.open_fd(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if not ownfiles.lock(lock):
+                return False
+            ownfiles.unlink(self._listening.getsockname())
+            return True
+        finally:
+            os.close(lock)
+
+    def _rest(self) -> None:
+        """Let events come together for a while."""
+        self._poll.modify(self._marks.fd, 0)
+        ready = [fd for fd, _ in self._poll.poll(_PAUSE_SECONDS)]
+        self._poll.modify(self._marks.fd, select.EPOLLIN)
+        self._answer(ready)
+
+    # -- daemons -----------------------------------------------------------------------------------
+
+    def _answer(self, ready: list[int]) -> None:
+        for fd in ready:
+            if fd == self._listening.fileno():
+                self._accept()
+            elif (mount := self._mounts.get(fd)) is not None:
+                try:
+                    self._hear(mount)
+                except (OSError, ValueError):
+                    self._let_go(mount)
+
+    def _accept(self) -> None:
+        connection, _ = self._listening.accept()
+        connection.settimeout(_HELLO_SECONDS)
+        try:
+            said = json.loads(connection.recv(_LARGEST))
+            table, mounts = self._table()
+            column = next(number for number in range(COLUMNS) if number not in mounts)
+            table.note_only(column, ())
+            mount = _Mount(connection, table, column, int(said["pid"]), bool(said["own"]))
+            answer = ANSWER + json.dumps({"column": column}).encode()
+            socket.send_fds(connection, [answer], [table.fd, self._marks.fd])
+        except (OSError, ValueError, KeyError):
+            connection.close()
+            return
+        connection.setblocking(False)
+        mounts[column] = self._mounts[connection.fileno()] = mount
+        self._poll.register(connection, select.EPOLLIN)
+
+    def _table(self) -> tuple[InterestTable, dict[int, _Mount]]:
+        for table, mounts in self._tables:
+            if len(mounts) < COLUMNS:
+                return table, mounts
+        self._tables.append((InterestTable(), {}))
+        return self._tables[-1]
+
+    def _hear(self, mount: _Mount) -> None:
+        """Do what a daemon says.
+
+        Raises:
+            OSError: the daemon has ended.
+        """
+        said, fds, _, _ = socket.recv_fds(mount.connection, _LARGEST, 1)
+        if not said:
+            raise ConnectionResetError
+        for fd in fds:
+            try:
+                fsid = self._marks.add(fd)
+            except OSError as exc:
+                os.close(fd)
+                answer = {"errno": exc.errno}
+            else:
+                mount.shown.setdefault(fsid, []).append(fd)
+                answer = {"fsid": fsid}
+            mount.connection.send(ANSWER + json.dumps(answer).encode())
+
+    def _let_go(self, mount: _Mount) -> None:
+        """End what a mount is told. Its daemon, if it is still there, notices that."""
+        self._poll.unregister(mount.connection)
+        del self._mounts[mount.connection.fileno()]
+        mount.connection.close()
+        for table, mounts in self._tables:
+            if table is mount.table:
+                del mounts[mount.column]
+        for fsid, fds in mount.shown.items():
+            if not any(fsid in other.shown for other in self._mounts.values()):
+                with contextlib.suppress(OSError):
+                    self._marks.remove(fds[0])
+            for fd in fds:
+                os.close(fd)
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def _pass_on(self) -> None:
+        """Read events, and tell those whom they concern."""
+        for table, _ in self._tables:
+            table.begin()
+        try:
+            with contextlib.suppress(BlockingIOError):
+                for record, pid in fanotify.records(fanotify.read(self._marks.fd, _BATCH)):
+                    (event,) = fanotify.parse(record, -1)
+                    for mount in self._concerned(event):
+                        if mount.pid != pid or mount.wants_own or (event.mask & FAN_ONDIR and event.mask & OF_ITSELF):
+                            mount.unsent.append(record)
+            for mount in [mount for mount in self._mounts.values() if mount.unsent]:
+                self._tell(mount)
+        finally:
+            for table, _ in self._tables:
+                table.end()
+
+    def _tell(self, mount: _Mount) -> None:
+        records, mount.unsent = mount.unsent, []
+        message = EVENTS
+        try:
+            for record in records:
+                if len(message) + len(record) > _MOST_IN_MESSAGE:
+                    mount.connection.send(message)
+                    message = EVENTS
+                message += record
+            mount.connection.send(message)
+        except OSError:  # it has ended, or does not read
+            self._let_go(mount)
+
+    def _concerned(self, event: Event) -> list[_Mount]:
+        """Return the mounts that are told of an event."""
+        if event.mask & FAN_Q_OVERFLOW or (event.target and not event.directory and self._is_linked(event)):
+            return [*self._mounts.values()]
+        handles = {event.directory, event.target}
+        if event.name == b"." and event.mask & FAN_ONDIR and event.mask & FAN_ATTRIB:
+            above = self._above(event)
+            if above is None:
+                return [*self._mounts.values()]
+            handles |= above
+        found = {}
+        for table, mounts in self._tables:
+            for handle in handles:
+                for column in table.wanted_by(handle):
+                    if column in mounts:
+                        found[id(table), column] = mounts[column]
+        return [*found.values()]
+
+    def _shown(self, fsid: int) -> list[int]:
+        """Return a descriptor of each mount of the kernel on which this file system is shown."""
+        found: dict[tuple[bytes, int], int] = {}
+        for mount in self._mounts.values():
+            for fd in mount.shown.get(fsid, ()):
+                found.setdefault(calls.name_to_handle(fd), fd)
+        return [*found.values()]
+
+    def _is_linked(self, event: Event) -> bool:
+        """Whether a file that an event is about still has a name; True in doubt."""
+        for shown in self._shown(event.fsid)[:1]:
+            try:
+                fd = calls.find_handle(shown, event.target)
+            except OSError as exc:
+                return exc.errno not in (errno.ESTALE, errno.ENOENT)
+            try:
+                return calls.fstat(fd).st_nlink > 0
+            finally:
+                calls.close(fd)
+        return True
+
+    def _above(self, event: Event) -> set[bytes] | None:
+        """Return the handle of the directory above the one that an event is about; None if it cannot be told.
+
+        At the top of what a mount of the kernel shows, it is another one for each of them.
+        """
+        found = set()
+        for shown in self._shown(event.fsid):
+            try:
+                fd = calls.find_handle(shown, event.target)
+            except OSError as exc:
+                if exc.errno not in (errno.ESTALE, errno.ENOENT):
+                    return None
+                continue  # it is gone: an event with its name comes
+            try:
+                parent = calls.find_above(fd)
+            except OSError:
+                return None
+            finally:
+                calls.close(fd)
+            try:
+                found.add(calls.name_to_handle(parent)[0])
+            except OSError as exc:
+                if exc.errno != errno.EOPNOTSUPP:  # outside, on a file system that is not watched
+                    return None
+            finally:
+                calls.close(parent)
+        return found
+
+
+def main() -> None:
+    """Listen at the path that is the first argument, and serve in the background. The second one is the lock's path."""
+    path, lock = sys.argv[1:]
+    for ignored in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(ignored, signal.SIG_IGN)
+    process.call_this_process(NAME, path)
+    watcher = ChangeWatcher(sockets.listen(path, mode=0o600, kind=socket.SOCK_SEQPACKET), lock)
+    if os.fork():
+        os._exit(0)
+    watcher.run()

@@ -1,0 +1,216 @@
+"""Several mounts of one tree: one process reads what is changed, and tells those whom it concerns."""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cloakfs import linux
+from cloakfs.kernelcache.interest import COLUMNS, InterestTable
+from cloakfs.kernelcache.sharedwatch import SharedWatch
+from cloakfs.linux.fanotify import Event
+from tests.altered import replace
+from tests.mount.conftest import Mount, daemons_with, mounted, told, watchers
+from tests.mount.loopfs import filesystem
+from tests.processes import kill
+from tests.waiting import wait_until
+
+MOUNTS = 3
+CHANGES = 500
+
+
+@pytest.fixture
+def mounts(base: str, tree: str) -> Iterator[list[Mount]]:
+    """Mounts of one tree."""
+    with several(base, tree, MOUNTS) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def several(base: str, source: str, number: int) -> Iterator[list[Mount]]:
+    with contextlib.ExitStack() as stack:
+        made = []
+        for count in range(number):
+            path = os.path.join(base, f"mount-{count}")
+            os.mkdir(path)
+            made.append(stack.enter_context(mounted(source, path, "-o", "no_root_squash")))
+        yield made
+
+
+def the_watcher() -> int:
+    (pid,) = watchers()
+    return pid
+
+
+def is_seen(mounts: list[Mount], *names: str, mode: int) -> Callable[[], bool]:
+    return lambda: all(os.stat(m.at(*names)).st_mode & 0o7777 == mode for m in mounts)
+
+
+def test_one_mount_needs_none(base: str, tree: str) -> None:
+    with several(base, tree, 1):
+        assert not watchers()
+
+
+def test_all_mounts_see_what_is_changed(tree: str, mounts: list[Mount]) -> None:
+    os.makedirs(f"{tree}/known/deep")
+    os.mkdir(f"{tree}/elsewhere")
+    Path(tree, "known/deep/file").write_text("before")
+    Path(tree, "known/deep/linked").write_text("before")
+    for m in mounts:
+        for _ in range(2):
+            assert sorted(os.listdir(m.at("known/deep"))) == ["file", "linked"]
+            assert Path(m.at("known/deep/file")).read_text() == "before"
+            os.stat(m.at("known/deep/linked"))
+    Path(tree, "known/deep/file").write_text("afterwards")
+    told()
+    assert {Path(m.at("known/deep/file")).read_text() for m in mounts} == {"afterwards"}
+    # By a name in a directory that no mount knows.
+    os.link(f"{tree}/known/deep/linked", f"{tree}/elsewhere/other")
+    os.chmod(f"{tree}/elsewhere/other", 0o600)
+    wait_until(is_seen(mounts, "known/deep/linked", mode=0o600), 5)
+    # By a handle.
+    directory = os.open(tree, os.O_RDONLY)
+    file = os.open(f"{tree}/known/deep/linked", os.O_PATH)
+    handle, _ = linux.name_to_handle(file)
+    again = linux.open_by_handle(directory, handle, os.O_RDWR)
+    os.fchmod(again, 0o640)
+    for fd in (directory, file, again):
+        os.close(fd)
+    wait_until(is_seen(mounts, "known/deep/linked", mode=0o640), 5)
+    # Of a directory, which says nothing of the one above.
+    os.chmod(f"{tree}/known", 0o750)
+    wait_until(is_seen(mounts, "known", mode=0o750), 5)
+    os.rename(f"{tree}/known", f"{tree}/renamed")
+    told()
+    for m in mounts:
+        assert sorted(os.listdir(m.path)) == ["elsewhere", "renamed"]
+        assert not os.path.exists(m.at("known"))
+
+
+def test_what_one_mount_changes_the_others_see(mounts: list[Mount]) -> None:
+    first, *others = mounts
+    Path(first.at("file")).write_text("1")
+    for number in range(2, 6):
+        for m in others:
+            assert Path(m.at("file")).read_text() == str(number - 1)
+        Path(first.at("file")).write_text(str(number))
+        told()
+
+
+def log_what_is_heard() -> None:
+    parse = SharedWatch.parse
+
+    def logging_it(self: SharedWatch, raw: bytes) -> list[Event]:
+        logging.getLogger("cloakfs").info("heard of %d bytes", len(raw))
+        return parse(self, raw)
+
+    replace(SharedWatch, "parse", logging_it)
+
+
+def test_who_knows_nothing_there_hears_nothing(base: str) -> None:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(daemons_with(log_what_is_heard))
+        tree = stack.enter_context(filesystem("tmpfs", base))
+        os.makedirs(f"{tree}/above/known")
+        mounts = stack.enter_context(several(base, tree, MOUNTS))
+        _, idle, knows = mounts  # the first one is older than the watcher, and reads by itself
+        os.listdir(knows.at("above/known"))
+        for number in range(CHANGES):
+            path = f"{tree}/above/known/{number}"
+            Path(path).write_text("x")
+            os.rename(path, f"{path}-renamed")
+            os.unlink(f"{path}-renamed")
+        wait_until(lambda: "heard" in knows.log)
+        told()
+        assert "heard" not in idle.log
+
+
+def test_a_watcher_that_was_killed_is_replaced(tree: str, mounts: list[Mount]) -> None:
+    Path(tree, "file").write_text("0")
+    for number in range(1, 6):
+        for m in mounts:
+            os.stat(m.at("file"))
+        kill(the_watcher())
+        os.chmod(f"{tree}/file", 0o600 + number)  # nobody hears of it
+        wait_until(is_seen(mounts, "file", mode=0o600 + number), 10)
+        wait_until(watchers)
+    for m in mounts[1:]:
+        wait_until(lambda m=m: "connecting again" in m.log)  # type: ignore[misc]
+
+
+def test_nothing_is_lost_when_it_is_killed_under_load(tree: str, mounts: list[Mount]) -> None:
+    names = [f"file-{number}" for number in range(20)]
+    for name in names:
+        Path(tree, name).touch()
+    script = "i=0; while :; do i=$(((i + 1) % 64)); for f in file-*; do chmod $((600 + i % 8)) $f; done; done"
+    with subprocess.Popen(["sh", "-c", script], cwd=tree) as load:
+        try:
+            for _ in range(5):
+                for m in mounts:
+                    for name in names:
+                        os.stat(m.at(name))
+                for pid in watchers():
+                    kill(pid)
+                wait_until(watchers)
+        finally:
+            load.kill()
+    for name in names:
+        wait_until(is_seen(mounts, name, mode=os.stat(f"{tree}/{name}").st_mode & 0o7777), 10)
+
+
+def test_a_daemon_that_does_not_read_keeps_nobody_waiting(tree: str, mounts: list[Mount]) -> None:
+    _, stopped, goes_on = mounts
+    Path(tree, "file").touch()
+    for m in (stopped, goes_on):
+        os.listdir(m.path)
+        os.stat(m.at("file"))
+    os.kill(stopped.pid, signal.SIGSTOP)
+    try:
+        for number in range(20_000):  # more than its socket has room for
+            os.chmod(f"{tree}/file", 0o600 + number % 8)
+            if number % 1000 == 0:
+                wait_until(is_seen([goes_on], "file", mode=0o600 + number % 8), 10)
+    finally:
+        os.kill(stopped.pid, signal.SIGCONT)
+    os.chmod(f"{tree}/file", 0o755)
+    wait_until(is_seen([stopped, goes_on], "file", mode=0o755), 10)
+
+
+def test_it_ends_after_the_last_mount(base: str, tree: str) -> None:
+    with several(base, tree, 2):
+        pid = the_watcher()
+    wait_until(lambda: pid not in watchers(), 30)
+    assert not os.path.exists("/run/cloakfs/watcher")
+
+
+def test_the_file_system_can_be_unmounted_afterwards(base: str) -> None:
+    place = os.path.join(base, "place")
+    os.mkdir(place)
+    with filesystem("ext4", base) as top:
+        subprocess.run(["mount", "--bind", top, place], check=True)
+        with several(base, place, 2) as made:
+            os.stat(made[1].path)
+        subprocess.run(["umount", place], check=True)
+
+
+def test_more_mounts_than_a_table_has_columns() -> None:
+    """Nobody gets another one's events, and whoever leaves leaves nothing behind."""
+    table = InterestTable()
+    again = InterestTable(os.dup(table.fd))
+    for column in range(COLUMNS):
+        again.note(column, b"%d" % (column % 7))
+    assert {len(table.wanted_by(b"%d" % number)) for number in range(7)} == {COLUMNS // 7, COLUMNS // 7 + 1}
+    again.note_only(3, [b"other"])
+    assert 3 not in table.wanted_by(b"3")
+    assert table.wanted_by(b"other") == [3]
+    table.begin()
+    assert again.count == 1
+    table.end()
+    assert again.count == 2
+    table.close()
+    again.close()
