@@ -19,7 +19,7 @@ import cloakfs
 from ..linux import fanotify, ownfiles, programs, sockets
 from ..linux.fanotify import FAN_Q_OVERFLOW, Event
 from .interest import InterestTable
-from .watcherprocess import ADD, ANSWER, EVENTS, HURRY
+from .watcherprocess import ADD, ANSWER, EVENTS, HURRY, VERSION
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,11 @@ _LARGEST = 1 << 16
 _ANSWER_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
 _LOCK_RETRY_SECONDS = 0.005
+
+
+def watcher_path(directory: str) -> str:
+    """Return where the watcher listens."""
+    return os.path.join(directory, f"watcher-{VERSION}")
 
 
 class SharedWatch:
@@ -56,7 +61,7 @@ class SharedWatch:
     """
 
     def __init__(self, directory: str, *, own: bool = False) -> None:
-        self._path, self._lock = os.path.join(directory, "watcher"), os.path.join(directory, "watcher.lock")
+        self._path, self._lock = watcher_path(directory), f"{watcher_path(directory)}.lock"
         self._own = own
         self.on_own: Callable[[Event], None] | None = None
         self.known: Callable[[], Iterable[bytes]] = tuple

@@ -32,6 +32,9 @@ from ..tree import calls
 from .interest import COLUMNS, InterestTable
 from .marks import FilesystemMarks
 
+VERSION = 1
+"""Of what daemons and this process say to each other, and of the table. Each version has a process of its own."""
+
 NAME = "cloakfs-watcher"
 """The name that `ps` shows."""
 

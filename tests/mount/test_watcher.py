@@ -12,8 +12,9 @@ import pytest
 
 from cloakfs import linux
 from cloakfs.kernelcache.interest import COLUMNS, InterestTable
-from cloakfs.kernelcache.sharedwatch import SharedWatch
+from cloakfs.kernelcache.sharedwatch import SharedWatch, watcher_path
 from cloakfs.linux.fanotify import Event
+from cloakfs.state.runtime import RUN_DIR
 from tests.altered import replace
 from tests.mount.conftest import Mount, daemons_with, mounted, told, watchers
 from tests.mount.loopfs import filesystem
@@ -185,7 +186,7 @@ def test_it_ends_after_the_last_mount(base: str, tree: str) -> None:
     with several(base, tree, 2):
         pid = the_watcher()
     wait_until(lambda: pid not in watchers(), 30)
-    assert not os.path.exists("/run/cloakfs/watcher")
+    assert not os.path.exists(watcher_path(RUN_DIR))
 
 
 def test_the_file_system_can_be_unmounted_afterwards(base: str) -> None:
