@@ -9,10 +9,11 @@ below the same root, so that the path that a client mounts follows from the entr
 
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from ipaddress import IPv4Network, IPv6Network, ip_network
+from itertools import combinations
 from typing import Literal
 
 from ..config.errors import Location, Remark
@@ -295,37 +296,57 @@ def _has_one_user(options: Options) -> bool:
 
 def _overlaps(mounts: Sequence[Mount]) -> list[Remark]:
     """Return warnings of exports of one tree among which a client can choose, as it matches several specifications."""
+    of_tree: dict[str, list[int]] = {}
+    for at, mount in enumerate(mounts):
+        of_tree.setdefault(os.path.normpath(mount.source), []).append(at)
     said = []
-    for at, later in enumerate(mounts):
-        for earlier in mounts[:at]:
-            # Views of one entry are meant for the same clients.
-            others = earlier.client != later.client and os.path.normpath(earlier.source) == os.path.normpath(
-                later.source
+    for later_at, earlier_at in sorted(pair for same in of_tree.values() for pair in _overlapping(mounts, same)):
+        later, earlier = mounts[later_at], mounts[earlier_at]
+        narrow, wide = (later, earlier) if _includes(earlier.client, later.client) else (earlier, later)
+        said.append(
+            Remark(
+                later.location,
+                f"clients that match {narrow.client} may also mount {wide.path}, which is for {wide.client}, "
+                f"instead of {narrow.path}: unlike in exports(5), each client specification is a directory of its own",
             )
-            if others and _may_overlap(earlier.client, later.client):
-                narrow, wide = (later, earlier) if _includes(earlier.client, later.client) else (earlier, later)
-                said.append(
-                    Remark(
-                        later.location,
-                        f"clients that match {narrow.client} may also mount {wide.path}, which is for {wide.client}, "
-                        f"instead of {narrow.path}: unlike in exports(5), each client specification is a directory of "
-                        "its own",
-                    )
-                )
+        )
     return said
 
 
-def _may_overlap(one: str, other: str) -> bool:
-    if _includes(one, other) or _includes(other, one):
+def _overlapping(mounts: Sequence[Mount], chosen: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of these mounts, the later one first, for whose clients there may be a host that matches both.
+
+    Thousands of networks, or of hosts, take no longer than to sort them: there may be an entry for each department.
+    """
+    patterns: set[int] = set()
+    hosts: dict[str, list[int]] = {}
+    networks: list[tuple[int, int, int, int]] = []  # the version of IP, the first address, the last one, and the mount
+    for at in chosen:
+        client = mounts[at].client
+        if (network := _network(client)) is not None:
+            networks.append((network.version, int(network[0]), -int(network[-1]), at))
+        elif _WILDCARD.search(client):
+            patterns.add(at)
+        elif (host := host_of(client)) is not None:
+            hosts.setdefault(host.lower(), []).append(at)
+    pairs = [(pattern, other) for pattern in patterns for other in chosen if other not in patterns or other < pattern]
+    pairs = [pair for pair in pairs if _may_overlap(*(mounts[at].client for at in pair))]
+    pairs += (pair for same in hosts.values() for pair in combinations(same, 2))
+    around: list[tuple[int, int, int, int]] = []
+    for inner in sorted(networks):  # of two networks that overlap, one is within the other, and comes later here
+        while around and (around[-1][0] != inner[0] or -around[-1][2] < inner[1]):
+            around.pop()
+        pairs += ((outer[3], inner[3]) for outer in around)
+        around.append(inner)
+    for one, other in pairs:
+        if mounts[one].client != mounts[other].client:  # views of one entry are meant for the same clients
+            yield max(one, other), min(one, other)
+
+
+def _may_overlap(pattern: str, other: str) -> bool:
+    if _includes(pattern, other) or _includes(other, pattern):
         return True
-    if all(_WILDCARD.search(client) for client in (one, other)):
-        return _begin_and_end_alike(one.lower(), other.lower())
-    first, second = _network(one), _network(other)
-    if isinstance(first, IPv4Network) and isinstance(second, IPv4Network):
-        return first.overlaps(second)
-    if isinstance(first, IPv6Network) and isinstance(second, IPv6Network):
-        return first.overlaps(second)
-    return False
+    return bool(_WILDCARD.search(other)) and _begin_and_end_alike(pattern.lower(), other.lower())
 
 
 def _includes(pattern: str, client: str) -> bool:

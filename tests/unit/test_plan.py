@@ -1,11 +1,16 @@
 """What is mounted and exported for which entries, and what is refused."""
 
+import ipaddress
 import json
 import os
 from dataclasses import replace
+from ipaddress import IPv4Network, ip_network
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cloakfs.config.lint import repeats
 from cloakfs.config.parse import parse
@@ -501,3 +506,40 @@ def test_a_client_within_another_one_is_warned_of() -> None:
     made = plan([one, two], "knfsd", "/srv/cloakfs")
     assert made.problems == ()
     assert any("may also mount" in warning.message for warning in made.warnings)
+
+
+NETWORKS = st.one_of(
+    st.tuples(st.integers(0, 15), st.integers(24, 32)).map(
+        lambda it: str(ip_network(f"10.0.{it[0] % 3}.{it[0] * 16}/{it[1]}", strict=False))
+    ),
+    st.integers(0, 8).map(lambda third: f"fd00:0:{third}::/48"),
+    st.just("fd00::/16"),
+)
+
+
+@given(st.lists(NETWORKS, min_size=2, max_size=8, unique=True))
+def test_whoever_is_in_two_networks_is_warned_of(clients: list[str]) -> None:
+    made = planned("".join(f"/x {client}(rw)\n" for client in clients))
+    networks = [ip_network(client) for client in clients]
+    expected = [
+        f"clients that match {narrow} may also mount /srv/cloakfs/{mount_name('/x', wide)},"
+        for later, wide in enumerate(clients)
+        for earlier, narrow in enumerate(clients[:later])
+        if networks[later].version == networks[earlier].version and networks[later].overlaps(networks[earlier])
+    ]
+    said = [warning.message for warning in made.warnings if "may also mount" in warning.message]
+    assert [text.partition(" which is for")[0] for text in said] == expected
+
+
+def test_a_plan_of_thousands_of_networks_compares_no_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+
+    class Counted(IPv4Network):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            nonlocal made
+            made += 1
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr(ipaddress, "IPv4Network", Counted)
+    planned("".join(f"/x 10.{number // 250}.{number % 250}.0/24(rw)\n" for number in range(300)))
+    assert 300 <= made < 10 * 300
