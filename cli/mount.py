@@ -17,7 +17,7 @@ from cloakfs.config.options import Options
 from cloakfs.config.parse import parse_options
 from cloakfs.config.render import format_options
 from cloakfs.fuse.attach import MountError, MountOptions, split_mount_options
-from cloakfs.fuse.detach import detach_dead
+from cloakfs.fuse.detach import KINDS, detach_dead
 from cloakfs.linux import mountinfo
 from cloakfs.messages import printable, shell_word
 from cloakfs.mount.daemon import serve
@@ -262,6 +262,8 @@ def _read(option: str, text: str) -> Options:
 def _take_off_dead(mountpoint: str) -> None:
     """Unmount cloakfs mounts there whose daemon has died; they would stay below the new mount permanently."""
     path = os.path.realpath(mountpoint)
+    if mountinfo.by_path().get(path) not in KINDS:
+        return
     while any(place.path == path for place in dead()):
         if not detach_dead(path):
             return  # something else is on top, or a mount that is just starting

@@ -50,6 +50,7 @@ _MAX_LOOKUPS = 16
 
 # After the mounts have been looked at, this many times as long passes before they are looked at again.
 _SHARE_OF_MOUNTS = 20
+_SECONDS_OF_A_MOUNT = 0.001  # at least, for each mount of cloakfs
 
 # Of an object that more views than this may know, it is not found out for each whether its identity may know it still.
 _MAX_VIEWS = 16
@@ -103,7 +104,7 @@ class Changes:
         self._lost: list[Object] = []
         self._any_moved = trio.Event()
         self._has_followed = False  # whether `follow` has run: what a failed run has read may not have been handled
-        self._mounts = nodes.mounts.mounts_below()
+        self._mounts = nodes.mounts.inside().below
 
     # -- made behind the mount ---------------------------------------------------------------------
 
@@ -387,15 +388,17 @@ class Changes:
         async with contextlib.aclosing(mounts_changed()) as changes:
             async for _ in changes:
                 began = trio.current_time()
+                now = self._nodes.mounts.inside()
                 # Also where there was such a mount before: meanwhile, it may have been gone, and another got its id.
-                for path in self._nodes.mounts.excluded_places():
+                for path in now.excluded:
                     self._invalidate_excluded(path)
-                now = self._nodes.mounts.mounts_below()
-                if now != self._mounts:
+                if now.below != self._mounts:
                     self._invalidation.invalidate_everything()
-                    self._mounts = now
-                # A user who mounts and unmounts all the time must not make others wait.
-                await trio.sleep(_SHARE_OF_MOUNTS * (trio.current_time() - began))
+                    self._mounts = now.below
+                # A user who mounts and unmounts all the time must not make others wait, and neither must many daemons
+                # that all look at the same table.
+                took = trio.current_time() - began
+                await trio.sleep(max(_SHARE_OF_MOUNTS * took, _SECONDS_OF_A_MOUNT * now.of_cloakfs))
 
     def _invalidate_excluded(self, path: str) -> None:
         """Invalidate a place where a user has mounted something: what was seen below it must not remain visible."""

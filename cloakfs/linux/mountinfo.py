@@ -8,6 +8,7 @@ imports next to nothing.)
 import os
 import re
 import select
+from collections.abc import Collection
 from typing import NamedTuple
 
 from . import ownfiles
@@ -15,6 +16,7 @@ from . import ownfiles
 TABLE = "/proc/self/mountinfo"
 
 _escape = re.compile(rb"\\([0-7]{3})")
+_special = re.compile(rb"[ \t\n\\]")
 _mounter = re.compile(rb"(?:^|,)user_id=(\d{1,10})(?:,|$)")
 
 
@@ -42,6 +44,20 @@ def by_id() -> dict[int, Place]:
     """Return all mounts by mount id, in the order of mounting."""
     with ownfiles.open(TABLE, "rb") as file:
         return parse(file.read())
+
+
+def inside(directory: str, kinds: Collection[str] = ()) -> tuple[dict[int, Place], int]:
+    """Return the mounts inside a directory by mount id, and how many there are anywhere of some kinds.
+
+    It does not look closely at the others, as there may be many.
+    """
+    beginning = directory.rstrip("/") + "/"
+    escaped = b" " + _special.sub(lambda byte: b"\\%03o" % ord(byte[0]), os.fsencode(beginning))
+    with ownfiles.open(TABLE, "rb") as file:
+        table = file.read()
+    found = parse(b"\n".join(line for line in table.split(b"\n") if escaped in line))
+    of_kinds = sum(table.count(b" - %b " % os.fsencode(kind)) for kind in kinds)
+    return {number: place for number, place in found.items() if place.path.startswith(beginning)}, of_kinds
 
 
 def parse(table: bytes) -> dict[int, Place]:

@@ -29,7 +29,7 @@ from ..fuse.detach import KINDS, detach, detach_dead
 from ..linux import mountinfo, ownfiles, sockets
 from ..messages import shell_word
 from ..plugin.loader import is_in_file
-from ..state.runtime import Mounted, mounted
+from ..state.runtime import Mounted, mounted, mounted_at
 from ..tuning import STANDARD, Tuning
 from . import knfsd, root, served, stale
 from .ending import end, wait_for_end
@@ -321,7 +321,7 @@ class Guard:
 
     @staticmethod
     def _daemon(mount: Mount) -> Mounted | None:
-        return mounted().get(ownfiles.realpath(mount.path))
+        return mounted_at(ownfiles.realpath(mount.path))
 
     def _entry_file(self, mount: Mount) -> str:
         return os.path.join(self._run_dir, f"{mount.name}.exports")
@@ -777,7 +777,7 @@ async def _clear(path: str, hold: Callable[[], Awaitable[None]] | None = None) -
     Raises:
         ServerError: something else is mounted there.
     """
-    daemon = mounted().get(path)
+    daemon = mounted_at(path)
     for _ in range(_MOST_LAYERS):
         kind = mountinfo.by_path().get(path)
         if kind is None:

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -28,10 +28,17 @@ later version."""
 _IN_EVERY_VERSION = {"version": int, "pid": int, "source": str, "target": str, "device": str}
 
 
+_DIGITS = 12
+
+
 def mount_key(source: str, target: str) -> str:
     """Return the name of a mount's state: readable, and unique to each pair of source and mount point."""
-    digest = hashlib.sha256(f"{source}\0{target}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
-    return f"{re.sub('[^A-Za-z0-9._-]+', '-', target).strip('-')[:64] or 'root'}-{digest}"
+    digest = hashlib.sha256(f"{source}\0{target}".encode("utf-8", "surrogateescape")).hexdigest()[:_DIGITS]
+    return f"{_readable(target)}-{digest}"
+
+
+def _readable(target: str) -> str:
+    return re.sub("[^A-Za-z0-9._-]+", "-", target).strip("-")[:64] or "root"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,14 +229,14 @@ class PublishedState:
         ownfiles.replace(self._path, content, mode=0o600)
 
 
-def all_mounted() -> list[Mounted]:
-    """Return the mounts that are served.
+def all_mounted(pattern: str = "*") -> list[Mounted]:
+    """Return the mounts that are served, whose keys match a pattern.
 
     Raises:
         OSError: there is no free descriptor, or not enough memory, to find out.
     """
     found = []
-    for path in ownfiles.glob(RUN_DIR, "*.json"):
+    for path in ownfiles.glob(RUN_DIR, f"{pattern}.json"):
         try:
             with ownfiles.open(path, encoding="utf-8") as file:
                 published = json.load(file)
@@ -264,9 +271,22 @@ def mounted() -> dict[str, Mounted]:
     Raises:
         OSError: there is no free descriptor, or not enough memory, to find out.
     """
+    return _by_target(all_mounted())
+
+
+def mounted_at(target: str) -> Mounted | None:
+    """Return the topmost mount at this mount point, if there is one, without reading of others.
+
+    Raises:
+        OSError: there is no free descriptor, or not enough memory, to find out.
+    """
+    return _by_target(all_mounted(f"{_readable(target)}-{'?' * _DIGITS}")).get(target)
+
+
+def _by_target(mounts: Iterable[Mounted]) -> dict[str, Mounted]:
     found: dict[str, Mounted] = {}
     tops: dict[str, str] = {}
-    for mount in all_mounted():
+    for mount in mounts:
         if mount.target in found:
             tops = tops or {place.path: place.device for place in mountinfo.by_id().values()}
             if tops.get(mount.target) != mount.device:

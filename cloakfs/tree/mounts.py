@@ -11,6 +11,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Set
+from typing import NamedTuple
 
 from .. import linux
 from ..fuse.detach import KINDS
@@ -38,6 +39,20 @@ class TooSoon(PermissionError):
     def __init__(self, seconds: float) -> None:
         super().__init__(errno.EACCES, os.strerror(errno.EACCES))
         self.seconds = seconds
+
+
+class MountsInside(NamedTuple):
+    """What is mounted inside a tree.
+
+    Attributes:
+        below: the administrator's mounts: mount id -> mount point.
+        excluded: the mount points of the excluded ones.
+        of_cloakfs: how many mounts of cloakfs this machine has, anywhere.
+    """
+
+    below: dict[int, str]
+    excluded: set[str]
+    of_cloakfs: int
 
 
 class TreeMounts:
@@ -82,7 +97,7 @@ class TreeMounts:
             self.top = calls.find_top(source)
         top = mounts.id_of(self.top)
         self.root = self._new_filesystem(top, self.top, self._table().get(top))
-        for mount_id, path in self.mounts_below().items():
+        for mount_id, path in self.inside().below.items():
             if mount_id not in self.by_mount:
                 self._admit_mount_at(path)
 
@@ -91,14 +106,14 @@ class TreeMounts:
         """The mounts known so far, the root's first."""
         return list(self.by_mount.values())
 
-    def mounts_below(self) -> dict[int, str]:
-        """Return the administrator's mounts inside the tree: mount id -> mount point."""
-        mounted = self._mounted_inside()
-        return {number: place.path for number, place in mounted if not (place.mounter or place.kind in KINDS)}
-
-    def _mounted_inside(self) -> list[tuple[int, mounts.Place]]:
-        inside = self._source.rstrip("/") + "/"
-        return [(number, place) for number, place in self._table().items() if place.path.startswith(inside)]
+    def inside(self) -> MountsInside:
+        """Return what is mounted inside the tree."""
+        found, others = mounts.inside(self._source, KINDS)
+        if self._copied is not None:
+            beginning = self._source.rstrip("/") + "/"
+            found = {number: place for number, place in self._copied.items() if place.path.startswith(beginning)}
+        below = {number: place.path for number, place in found.items() if not (place.mounter or place.kind in KINDS)}
+        return MountsInside(below, {place.path for place in found.values() if self._is_excluded(place)}, others)
 
     def _table(self) -> dict[int, mounts.Place]:
         """Return what is mounted, by mount id; for a copy, what was mounted when it was made."""
@@ -141,10 +156,6 @@ class TreeMounts:
         Where it shows up inside the tree (a bind mount), the name leads nowhere: the daemon would wait for itself.
         """
         self._own_device = device
-
-    def excluded_places(self) -> set[str]:
-        """Return the mount points of the excluded mounts inside the tree."""
-        return {place.path for _, place in self._mounted_inside() if self._is_excluded(place)}
 
     def _is_excluded(self, place: mounts.Place) -> bool:
         """Whether this mount inside the tree is excluded.

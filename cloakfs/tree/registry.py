@@ -189,7 +189,7 @@ class Registry:
             does. The root stands for all objects: reports were lost.
         on_moved: is called with each object that turns out to be in another directory, or nowhere, before any reply
             says so.
-        on_known: is called with the handle of each object that becomes known, as its file system gives it.
+        on_known: is called with the handle of each object that becomes known, as its file system gives it; or None.
         on_linked: is called with a file that becomes known and has several hard links, its descriptor, and the stat
             from which the reply is going to be made.
     """
@@ -208,7 +208,7 @@ class Registry:
         self.audience_of_restored = ALL_VIEWERS  # any caller may have the handle
         self.disconnected: dict[Object, ReportedPlace | None] = {}
         self.on_moved: Callable[[Object], None] = _ignore
-        self.on_known: Callable[[bytes], None] = _ignore
+        self.on_known: Callable[[bytes], None] | None = None
         self.on_linked: Callable[[Object, int, Stat], None] = _ignore_link
         handle, filesystem = mounts.identify(mounts.top, None)
         self.is_replaced = not index.claim(ROOT, handle)
@@ -220,7 +220,8 @@ class Registry:
     def _add(self, obj: Object) -> None:
         self.by_number[obj.number] = obj
         self._by_handle[obj.handle] = obj
-        self.on_known(obj.handle[4:])
+        if self.on_known is not None:
+            self.on_known(obj.handle[4:])
 
     def handles(self) -> list[bytes]:
         """Return the handles of all objects, as their file systems give them."""

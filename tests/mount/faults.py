@@ -37,7 +37,7 @@ POINTS: dict[str, tuple[object, str]] = {
     "invalidate pages": (notifier, "invalidate_pages"),
     "invalidate everything": (invalidation.Invalidation, "_invalidate_all"),
     "invalidate subtrees": (invalidation.Invalidation, "_unfinished"),
-    "mounts": (mounts.TreeMounts, "mounts_below"),
+    "mounts": (mounts.TreeMounts, "inside"),
     "changes": (watch.Watch, "read"),
     "signals": (reload.Reloader, "_reload"),
     "stop": (attach.Attached, "detach"),

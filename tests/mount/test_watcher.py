@@ -53,8 +53,9 @@ def is_seen(mounts: list[Mount], *names: str, mode: int) -> Callable[[], bool]:
 
 
 def test_one_mount_needs_none(base: str, tree: str) -> None:
+    before = watchers()  # of the last test
     with several(base, tree, 1):
-        assert not watchers()
+        assert set(watchers()) <= set(before)
 
 
 def test_all_mounts_see_what_is_changed(tree: str, mounts: list[Mount]) -> None:
