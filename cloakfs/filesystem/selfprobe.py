@@ -38,14 +38,14 @@ class SelfProbe:
             self.threads.discard(me)
 
     def check(self) -> None:
-        """In a thread: list the daemon's own mount, and return when it answers.
+        """In a thread: begin to list the daemon's own mount, and return when it answers.
 
         Raises:
             OSError: it does not answer.
             MountError: a listing does not know who reads it (`fuse.compatibility`).
         """
         with self.marked() as me, ownfiles.scandir(self.mountpoint) as entries:
-            next(entries, None)  # reading all of a large directory would take time and memory
+            next(entries, None)  # there are none for this thread
         if self.last_reader != me:
             raise compatibility.unsupported("the caller of a listing cannot be found out")
 

@@ -57,6 +57,7 @@ _MAX_VIEWS = 16
 
 # After this many steps, each with up to some 200 changes, a request that wants to know of all until now gives up.
 _MOST_STEPS = 20
+_MOST_SECONDS = 1.0  # likewise, if another process has to pass them on
 
 # Where the objects are that were reported as moved is found out in steps of so many seconds, unless a request needs it
 # first. After each, this many times as long passes.
@@ -96,6 +97,7 @@ class Changes:
         self._audiences = audiences
         self._timeouts = timeouts
         self._complete = complete_directories
+        self._watch: Watch | SharedWatch | None = None
         self._watched: dict[int, list[MountedFilesystem]] = {}  # by the id that events carry
         self._reporting: list[MountedFilesystem] = []  # those that report, and all above which do
         self._lookups_left = 0  # how many more names may be looked up for this batch of events
@@ -110,6 +112,7 @@ class Changes:
 
     def watch(self, watch: Watch | SharedWatch) -> None:
         """Watch the file systems that report their changes."""
+        self._watch = watch
         if isinstance(watch, SharedWatch):
             self._share(watch)
         for filesystem in sorted(self._nodes.mounts.filesystems, key=lambda it: len(it.path)):  # what is above first
@@ -194,10 +197,11 @@ class Changes:
         Returns:
             whether that is done; otherwise, others change so much that it would take too long.
         """
-        for _ in range(_MOST_STEPS):
+        steps, deadline = 0, trio.current_time() + _MOST_SECONDS
+        while self._watch is not None and steps < _MOST_STEPS and trio.current_time() < deadline:
             if self._access_paths.is_up_to_date():
                 return True
-            await trio.lowlevel.checkpoint()
+            steps += await self._watch.next_step()
         return False
 
     def _handle_overflow(self) -> None:

@@ -234,12 +234,15 @@ class Notifier:
         self._running: dict[int, _Batch] = {}  # what the threads are doing, by directory
         self._limiter = trio.CapacityLimiter(tuning.most_notify_threads + _MOST_THREADS_FOR_PAGES)
         self._tasks: Tasks | None = None
+        self._rest: trio.Event | None = None  # set as soon as there is something to do again
 
     # -- what is to be invalidated -----------------------------------------------------------------
 
     def invalidate_attributes(self, nodeid: int, parent: int | None) -> None:
         """Invalidate attributes at once. `parent` is a directory in which the kernel may just be creating the inode."""
         self._recent.add(nodeid)
+        if self._rest is not None:
+            self._rest.set()
         if not _invalidate_attributes(nodeid) and parent is not None:
             self.invalidate_entry(parent, _IMPOSSIBLE_NAME, nodeid)
 
@@ -270,6 +273,8 @@ class Notifier:
         queue = self._queues.get(parent)
         if queue is None:
             queue = self._queues[parent] = _Queue()
+            if self._rest is not None:
+                self._rest.set()
         if queue.waiting is None:
             queue.waiting = _Batch()
             if queue.running is None:
@@ -395,6 +400,8 @@ class Notifier:
     def invalidate_pages(self, nodeid: int) -> None:
         """Invalidate the pages soon; the kernel has to wait for a page that is just being read."""
         self._pages.add(nodeid)
+        if self._rest is not None:
+            self._rest.set()
         self._outdated_count += 1
         self._outdated[nodeid] = self._outdated_count
 
@@ -413,6 +420,8 @@ class Notifier:
         if nodeid in self._recent or nodeid in self._again_after_lock:
             _invalidate_attributes(nodeid)
         self._locked[nodeid] = trio.current_time() + LOCKED_SECONDS
+        if self._rest is not None:
+            self._rest.set()
         self._locked.move_to_end(nodeid)
         # It may be in a queue once more although a thread that began later than that was asked for is done with it.
         self._pages.discard(nodeid)
@@ -475,13 +484,17 @@ class Notifier:
                 self._tasks = Tasks(nursery)
                 self._start()
                 while True:
+                    if not self._has_work():
+                        self._rest = trio.Event()
+                        await self._rest.wait()
+                        self._rest = None
                     await trio.sleep(AGAIN_SECONDS)
                     self._start_more()
                     self._find_stalled()
                     self._start_pages()
                     await self._repeat_attributes()
         finally:
-            self._tasks = None
+            self._tasks = self._rest = None
 
     @staticmethod
     def _do_again(queue: _Queue) -> None:
@@ -600,6 +613,11 @@ class Notifier:
             raise
         self._note_done(done, wanted)
         self._pages_running.remove(pages)
+
+    def _has_work(self) -> bool:
+        """Whether anything is invalidated now, or later; many idle daemons would keep a processor busy otherwise."""
+        names, pages = self._queues or self._deferred, self._pages or self._pages_running
+        return bool(names or pages or self._recent or self._locked or self._after_lock or self._again_after_lock)
 
     async def _repeat_attributes(self) -> None:
         """Invalidate recent attributes once more: a reply that was on its way may have contained the old ones.

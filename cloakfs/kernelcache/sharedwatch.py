@@ -35,6 +35,7 @@ _LOST = Event(FAN_Q_OVERFLOW, 0, b"", b"", b"")
 _LARGEST = 1 << 16
 _ANSWER_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
+_STEP_SECONDS = 0.0003
 _LOCK_RETRY_SECONDS = 0.005
 
 
@@ -120,6 +121,12 @@ class SharedWatch:
         return self._link is not None and self._link.is_silent()
 
     has_read_all = is_silent
+
+    async def next_step(self) -> bool:
+        """Let others go on, before more is read; return whether there is anything to be read by then."""
+        is_here = self._link is not None and self._link.has_some()
+        await (trio.lowlevel.checkpoint() if is_here else trio.sleep(_STEP_SECONDS))
+        return is_here
 
     def close(self) -> None:
         """Stop watching; no task may be waiting in `changes`."""
@@ -226,6 +233,10 @@ class _WatcherLink:
             return said.removeprefix(EVENTS)
         self.is_broken = True
         return None
+
+    def has_some(self) -> bool:
+        """Whether there is something to be read here."""
+        return bool(self.unread) or any(fd == self.connection.fileno() for fd, _ in self._poll.poll(0))
 
     def is_silent(self) -> bool:
         """Whether there is nothing to be read, neither here nor by the watcher, and it is not just passing it on."""

@@ -128,6 +128,11 @@ class Watch:
         """
         return not self._more
 
+    async def next_step(self) -> bool:
+        """Let others go on, before more is read; return whether there is anything to be read by then."""
+        await trio.lowlevel.checkpoint()
+        return True
+
     def close(self) -> None:
         """Stop watching; no task may be waiting in `changes`."""
         self._marks.close()

@@ -118,12 +118,12 @@ def test_who_knows_nothing_there_hears_nothing(base: str) -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(daemons_with(log_what_is_heard))
         tree = stack.enter_context(filesystem("tmpfs", base))
-        os.makedirs(f"{tree}/above/known")
+        os.mkdir(f"{tree}/known")
         mounts = stack.enter_context(several(base, tree, MOUNTS))
         _, idle, knows = mounts  # the first one is older than the watcher, and reads by itself
-        os.listdir(knows.at("above/known"))
+        os.listdir(knows.at("known"))
         for number in range(CHANGES):
-            path = f"{tree}/above/known/{number}"
+            path = f"{tree}/known/{number}"
             Path(path).write_text("x")
             os.rename(path, f"{path}-renamed")
             os.unlink(f"{path}-renamed")
