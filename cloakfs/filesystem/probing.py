@@ -64,6 +64,7 @@ class Probing:
         self._seconds = seconds
         self._delay = 0.0  # a caller above the rate gets one answer in so many seconds; 0 for no limit
         self._notes: list[_Note] = []
+        self._rest: trio.Event | None = None  # set by the next note
         self._logged_since = -_LOGGED_SECONDS
         self._logged = self._not_logged = 0
 
@@ -107,6 +108,8 @@ class Probing:
     def _note(self, note: _Note) -> None:
         if len(self._notes) < MOST_NOTES:
             self._notes.append(note)
+            if self._rest is not None:
+                self._rest.set()
         else:
             self.probes.counts["dropped"] += 1
 
@@ -115,6 +118,10 @@ class Probing:
     async def run(self) -> None:
         """Count what was noted, for ever."""
         while True:
+            if not self._notes:
+                self._rest = trio.Event()
+                await self._rest.wait()
+                self._rest = None
             await trio.sleep(self._seconds)
             notes, self._notes = self._notes, []
             now = time.monotonic()

@@ -50,7 +50,7 @@ _MAX_LOOKUPS = 16
 
 # After the mounts have been looked at, this many times as long passes before they are looked at again.
 _SHARE_OF_MOUNTS = 20
-_SECONDS_OF_A_MOUNT = 0.001  # at least, for each mount of cloakfs
+_SECONDS_OF_A_MOUNT = 0.003  # at least, for each mount of cloakfs
 
 # Of an object that more views than this may know, it is not found out for each whether its identity may know it still.
 _MAX_VIEWS = 16
