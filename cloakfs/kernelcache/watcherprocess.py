@@ -51,6 +51,9 @@ _HELLO_SECONDS = 1.0  # for a daemon to say who it is
 # After events were read, others are left for so long, unless a daemon is in a hurry.
 _PAUSE_SECONDS = 0.002
 
+# While an inode is just being freed, its handle is ENOMEM at times, and afterwards ESTALE (ext4, Linux 6.18).
+_ATTEMPTS = 3
+
 _BATCH = 65536
 _MOST_IN_MESSAGE = 16384  # a daemon handles these in one step, for which all its requests wait
 _LARGEST = 1 << 16
@@ -93,6 +96,7 @@ class ChangeWatcher:
         self._marks = FilesystemMarks(needs_targets=True)
         self._tables: list[tuple[InterestTable, dict[int, _Mount]]] = []
         self._mounts: dict[int, _Mount] = {}  # by the descriptor of the connection
+        self._shown: dict[int, list[int]] = {}  # what `_shown_now` has returned since a mount came or went
         self._poll = select.epoll()
         self._poll.register(listening, select.EPOLLIN)
         self._poll.register(self._marks.fd, select.EPOLLIN)
@@ -172,6 +176,8 @@ class ChangeWatcher:
         said, fds, _, _ = socket.recv_fds(mount.connection, _LARGEST, 1)
         if not said:
             raise ConnectionResetError
+        if fds:
+            self._shown.clear()
         for fd in fds:
             try:
                 fsid = self._marks.add(fd)
@@ -188,6 +194,7 @@ class ChangeWatcher:
         self._poll.unregister(mount.connection)
         del self._mounts[mount.connection.fileno()]
         mount.connection.close()
+        self._shown.clear()
         for table, mounts in self._tables:
             if table is mount.table:
                 del mounts[mount.column]
@@ -248,19 +255,21 @@ class ChangeWatcher:
                         found[id(table), column] = mounts[column]
         return [*found.values()]
 
-    def _shown(self, fsid: int) -> list[int]:
+    def _shown_now(self, fsid: int) -> list[int]:
         """Return a descriptor of each mount of the kernel on which this file system is shown."""
-        found: dict[tuple[bytes, int], int] = {}
-        for mount in self._mounts.values():
-            for fd in mount.shown.get(fsid, ()):
-                found.setdefault(calls.name_to_handle(fd), fd)
-        return [*found.values()]
+        if fsid not in self._shown:
+            found: dict[tuple[bytes, int], int] = {}
+            for mount in self._mounts.values():
+                for fd in mount.shown.get(fsid, ()):
+                    found.setdefault(calls.name_to_handle(fd), fd)
+            self._shown[fsid] = [*found.values()]
+        return self._shown[fsid]
 
     def _is_linked(self, event: Event) -> bool:
         """Whether a file that an event is about still has a name; True in doubt."""
-        for shown in self._shown(event.fsid)[:1]:
+        for shown in self._shown_now(event.fsid)[:1]:
             try:
-                fd = calls.find_handle(shown, event.target)
+                fd = _find(shown, event.target)
             except OSError as exc:
                 return exc.errno not in (errno.ESTALE, errno.ENOENT)
             try:
@@ -275,9 +284,9 @@ class ChangeWatcher:
         At the top of what a mount of the kernel shows, it is another one for each of them.
         """
         found = set()
-        for shown in self._shown(event.fsid):
+        for shown in self._shown_now(event.fsid):
             try:
-                fd = calls.find_handle(shown, event.target)
+                fd = _find(shown, event.target)
             except OSError as exc:
                 if exc.errno not in (errno.ESTALE, errno.ENOENT):
                     return None
@@ -296,6 +305,21 @@ class ChangeWatcher:
             finally:
                 calls.close(parent)
         return found
+
+
+def _find(shown: int, handle: bytes) -> int:
+    """Return a descriptor (O_PATH) for a file handle.
+
+    Raises:
+        OSError: there is nothing with this handle any more, or it cannot be told.
+    """
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            return calls.find_handle(shown, handle)
+        except OSError as exc:
+            if exc.errno != errno.ENOMEM or not left:
+                raise
+    raise AssertionError("it has been tried")
 
 
 def main() -> None:
