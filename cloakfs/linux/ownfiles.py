@@ -22,7 +22,6 @@ from .credentials import act_as_daemon, as_daemon
 
 # -- on open descriptors: the same for all callers ---------------------------------------------------
 
-fchown = os.fchown
 fstat = os.fstat
 fstatvfs = os.fstatvfs
 pread = os.pread
@@ -35,6 +34,7 @@ access = as_daemon(os.access)
 chdir = as_daemon(os.chdir)
 chmod = as_daemon(os.chmod)
 exists = as_daemon(os.path.exists)
+fchown = as_daemon(os.fchown)
 isdir = as_daemon(os.path.isdir)
 listdir = as_daemon(os.listdir)
 lstat = as_daemon(os.lstat)
