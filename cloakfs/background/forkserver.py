@@ -7,6 +7,7 @@ for long.
 """
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -89,9 +90,16 @@ class ForkServer:
             self._requests, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
             with theirs:
                 # It goes on as an orphan, and nobody has to wait for its end.
-                await trio.run_process(  # noqa: TID251  (whoever starts daemons acts for no caller)
-                    [*self._program, _ROOM], stdin=theirs, stdout=subprocess.DEVNULL, start_new_session=True
+                started = await trio.run_process(  # noqa: TID251  (whoever starts daemons acts for no caller)
+                    [*self._program, _ROOM],
+                    stdin=theirs,
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,
+                    check=False,
                 )
+            if started.returncode:
+                self.close()
+                raise ChildProcessError(errno.ECHILD, "the process that starts daemons does not run (see the log)")
             socket.send_fds(self._requests, [request], fds)
 
     def close(self) -> None:

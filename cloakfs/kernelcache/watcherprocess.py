@@ -24,6 +24,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from dataclasses import dataclass, field
 
 from ..linux import fanotify, ownfiles, process, sockets
@@ -47,6 +48,8 @@ HURRY, ADD = b"H", b"F"
 _IDLE_SECONDS = 10.0  # after the last daemon has left
 
 _HELLO_SECONDS = 1.0  # for a daemon to say who it is
+
+_NO_DESCRIPTOR_SECONDS = 0.1  # until there may be one again
 
 # After events were read, others are left for so long, unless a daemon is in a hurry.
 _PAUSE_SECONDS = 0.002
@@ -143,7 +146,11 @@ class ChangeWatcher:
                     self._let_go(mount)
 
     def _accept(self) -> None:
-        connection, _ = self._listening.accept()
+        try:
+            connection, _ = self._listening.accept()
+        except OSError:  # there is no descriptor left
+            time.sleep(_NO_DESCRIPTOR_SECONDS)
+            return
         connection.settimeout(_HELLO_SECONDS)
         try:
             said = json.loads(connection.recv(_LARGEST))

@@ -291,7 +291,8 @@ def watch_changes(filesystem: Filesystem) -> None:
     own = filesystem.views.top
     presence = filesystem.passthrough.presence
     try:
-        if all(presence.is_alone(shown.shared_key) for shown in filesystem.nodes.mounts.filesystems):
+        local = [shown for shown in filesystem.nodes.mounts.filesystems if not shown.remote]
+        if all(presence.is_alone(shown.shared_key) for shown in local):
             watch: Watch | SharedWatch = Watch(own=own)
         else:
             watch = _shared_watch(own=own)

@@ -130,6 +130,18 @@ def test_a_server_that_was_killed_is_started_again() -> None:
     forking(work)
 
 
+def test_a_server_that_does_not_start_is_an_error_each_time() -> None:
+    """While a package is being upgraded, for example."""
+
+    async def work() -> None:
+        server = ForkServer([sys.executable, "-P", "-c", "import no_such_module"])
+        for _ in range(2):
+            with pytest.raises(OSError, match="does not run"):
+                await server.run(["exit", "0"])
+
+    trio.run(work)
+
+
 def test_a_request_that_a_killed_server_has_not_read_is_made_again() -> None:
     async def work(server: ForkServer) -> None:
         stopped = int((await server.run(["pid"])).said)
