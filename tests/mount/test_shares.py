@@ -20,7 +20,7 @@ from tests.mount.test_hung import Far
 from tests.mount.test_limits import hold_many, let_go, mounted_with_few_descriptors
 from tests.waiting import wait_until
 
-ANN, BEN = 2001, 2002
+ANN, BEN, EVE = 2001, 2002, 2003
 OPTIONS = "rw,cloak_list=uid +007 1 9999"
 
 FIFREEZE, FITHAW = 0xC0045877, 0xC0045878
@@ -165,3 +165,28 @@ def test_nothing_that_was_mapped_is_lost_because_much_waits_to_be_written(
         assert ann.finish_within(60)
         written = Path(disk, "mapped").read_bytes()
     assert [written[2 * number * PAGE] for number in range(pages)] == [number % 255 + 1 for number in range(pages)]
+
+
+@pytest.mark.parametrize(("change", "argument"), [(Path.write_bytes, b""), (Path.chmod, 0o640)], ids=[">", "chmod"])
+def test_who_changes_a_file_while_a_thread_writes_keeps_nobody_waiting(
+    tree: str, base: str, mount: MakeMount, user: MakeUser, change: Callable[..., object], argument: object
+) -> None:
+    """The thread may have the file locked for as long as the disk takes; so the change is made in a thread, too."""
+    with (
+        filesystem("ext4", tree, "disk", images=base) as disk,
+        daemons_with(alterations.no_room_for_dirty_pages),  # so that a thread writes
+    ):
+        for name, owner in (("written", ANN), ("changed", BEN)):
+            Path(disk, name).write_bytes(bytes(2 * PAGE))
+            os.chown(f"{disk}/{name}", owner, owner)
+        there = mount("-o", "rw,passthrough=off")
+        ann, ben, eve = user(ANN), user(BEN), user(EVE)
+        ann.do(write_mapped, there.at("disk", "written"), 1)  # this file system takes a thread to write to
+        with frozen(disk):
+            ann.start(write_mapped, there.at("disk", "written"), 1)
+            wait_until(lambda: waiting(there) >= 1)
+            ben.start(change, Path(there.at("disk", "changed")), argument)
+            wait_until(lambda: waiting(there) >= 2)
+            eve.do_within(20, os.listdir, there.path)
+        assert ann.finish_within(60)
+        assert ben.finish_within(60)
