@@ -127,6 +127,7 @@ def test_whom_the_mount_below_keeps_waiting_waits_alone(
         quick.do_within(SECONDS, do_quickly, upper.path)
         quick.do_within(SECONDS, write, upper.at("on-top/local"), b"on top")
         opened = quick.do(os.open, upper.at("on-top/local"), os.O_RDWR)
+        names(upper.path)  # or else the kernel has it wait, below, for whoever looks up a name there for the first time
         with database.silent():
             for one, way in zip(waiting, WAYS, strict=True):
                 one.start(go, way, upper.path)
