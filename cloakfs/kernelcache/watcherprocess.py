@@ -334,8 +334,8 @@ def main() -> None:
     path, lock = sys.argv[1:]
     for ignored in (signal.SIGHUP, signal.SIGINT):
         signal.signal(ignored, signal.SIG_IGN)
-    process.call_this_process(NAME, path)
     watcher = ChangeWatcher(sockets.listen(path, mode=0o600, kind=socket.SOCK_SEQPACKET), lock)
     if os.fork():
         os._exit(0)
+    process.call_this_process(NAME, path)
     watcher.run()

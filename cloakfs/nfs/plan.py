@@ -300,7 +300,11 @@ def _overlaps(mounts: Sequence[Mount]) -> list[Remark]:
     for at, mount in enumerate(mounts):
         of_tree.setdefault(os.path.normpath(mount.source), []).append(at)
     said = []
-    for later_at, earlier_at in sorted(pair for same in of_tree.values() for pair in _overlapping(mounts, same)):
+    pairs: list[tuple[int, int]] = []
+    for same in of_tree.values():
+        if len(same) > 1:
+            pairs += _overlapping(mounts, same)
+    for later_at, earlier_at in sorted(pairs):
         later, earlier = mounts[later_at], mounts[earlier_at]
         narrow, wide = (later, earlier) if _includes(earlier.client, later.client) else (earlier, later)
         said.append(

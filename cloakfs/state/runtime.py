@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -34,11 +34,7 @@ _DIGITS = 12
 def mount_key(source: str, target: str) -> str:
     """Return the name of a mount's state: readable, and unique to each pair of source and mount point."""
     digest = hashlib.sha256(f"{source}\0{target}".encode("utf-8", "surrogateescape")).hexdigest()[:_DIGITS]
-    return f"{_readable(target)}-{digest}"
-
-
-def _readable(target: str) -> str:
-    return re.sub("[^A-Za-z0-9._-]+", "-", target).strip("-")[:64] or "root"
+    return f"{re.sub('[^A-Za-z0-9._-]+', '-', target).strip('-')[:64] or 'root'}-{digest}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,13 +261,24 @@ def _device_at(target: str) -> str:
     return {place.path: place.device for place in mountinfo.by_id().values() if place.kind in KINDS}.get(target, "")
 
 
-def mounted() -> dict[str, Mounted]:
+def mounted(pattern: str = "*") -> dict[str, Mounted]:
     """Return the mounts by mount point; where several share a mount point, the topmost one.
+
+    Args:
+        pattern: of the keys of the mounts that count.
 
     Raises:
         OSError: there is no free descriptor, or not enough memory, to find out.
     """
-    return _by_target(all_mounted())
+    found: dict[str, Mounted] = {}
+    tops: dict[str, str] = {}
+    for mount in all_mounted(pattern):
+        if mount.target in found:
+            tops = tops or {place.path: place.device for place in mountinfo.by_id().values()}
+            if tops.get(mount.target) != mount.device:
+                continue
+        found[mount.target] = mount
+    return found
 
 
 def mounted_at(target: str) -> Mounted | None:
@@ -280,19 +287,7 @@ def mounted_at(target: str) -> Mounted | None:
     Raises:
         OSError: there is no free descriptor, or not enough memory, to find out.
     """
-    return _by_target(all_mounted(f"{_readable(target)}-{'?' * _DIGITS}")).get(target)
-
-
-def _by_target(mounts: Iterable[Mounted]) -> dict[str, Mounted]:
-    found: dict[str, Mounted] = {}
-    tops: dict[str, str] = {}
-    for mount in mounts:
-        if mount.target in found:
-            tops = tops or {place.path: place.device for place in mountinfo.by_id().values()}
-            if tops.get(mount.target) != mount.device:
-                continue
-        found[mount.target] = mount
-    return found
+    return mounted(mount_key("", target)[:-_DIGITS] + "?" * _DIGITS).get(target)
 
 
 def places() -> list[mountinfo.Place]:

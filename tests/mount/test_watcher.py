@@ -44,6 +44,7 @@ def several(base: str, source: str, number: int) -> Iterator[list[Mount]]:
 
 
 def the_watcher() -> int:
+    wait_until(watchers)
     (pid,) = watchers()
     return pid
 

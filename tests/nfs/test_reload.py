@@ -150,8 +150,9 @@ def test_without_a_mount_table(down: Reloads) -> None:
 
 def test_a_guard_ends_while_it_starts(down: Reloads) -> None:
     """Whatever it has begun then: what it leaves is reported, and `down` removes it. The campaign tries every step."""
-    for what, how in (("run python", "killed"), ("mount", "killed"), ("ask", "interrupted"), ("write", "alone")):
-        down.fail_at(2, how, kind=what)
+    steps = (("run python", 1, "killed"), ("mount", 2, "killed"), ("ask", 2, "interrupted"), ("write", 2, "alone"))
+    for what, which, how in steps:
+        down.fail_at(which, how, kind=what)
         done = down.up()
         assert done.returncode, (what, how, done)
         down.steps()
