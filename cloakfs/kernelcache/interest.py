@@ -10,7 +10,6 @@ count is odd, and a daemon cannot know yet whether something concerns it.
 
 import mmap
 import os
-from collections.abc import Iterable
 from zlib import crc32
 
 COLUMNS = 64
@@ -56,13 +55,6 @@ class InterestTable:
         """Want to hear of an object."""
         self._memory[_row(handle) + column] = 1
 
-    def note_only(self, column: int, handles: Iterable[bytes]) -> None:
-        """Want to hear of these objects alone. Of those that were noted before, none is missing at any time."""
-        wanted = bytearray(_ROWS)
-        for handle in handles:
-            wanted[crc32(handle) & _ROWS - 1] = 1
-        self._memory[_HEADER + column :: COLUMNS] = bytes(wanted)
-
     @property
     def count(self) -> int:
         """How often the watcher has begun to read, and has passed on what it has read; odd in between."""
@@ -77,6 +69,10 @@ class InterestTable:
     def end(self) -> None:
         """Note that all have been passed on."""
         self._count[0] += self._count[0] & 1
+
+    def clear(self, column: int) -> None:
+        """Have a column want to hear of nothing: it is about to be another mount's."""
+        self._memory[_HEADER + column :: COLUMNS] = bytes(_ROWS)
 
     def wanted_by(self, handle: bytes) -> list[int]:
         """Return the columns of those who want to hear of an object."""

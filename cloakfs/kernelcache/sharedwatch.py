@@ -149,8 +149,9 @@ class SharedWatch:
                 is_unwatched = True
                 await trio.sleep(_RETRY_SECONDS)
                 continue
-            link.table.note_only(link.column, self.known())
             self._link = link
+            for handle in self.known():
+                self.note(handle)
             if is_unwatched:
                 log.info("changes behind the mount are reported again")
                 self.on_unwatched(False)

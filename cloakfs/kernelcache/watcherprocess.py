@@ -156,7 +156,7 @@ class ChangeWatcher:
             said = json.loads(connection.recv(_LARGEST))
             table, mounts = self._table()
             column = next(number for number in range(COLUMNS) if number not in mounts)
-            table.note_only(column, ())
+            table.clear(column)
             mount = _Mount(connection, table, column, int(said["pid"]), bool(said["own"]))
             answer = ANSWER + json.dumps({"column": column}).encode()
             socket.send_fds(connection, [answer], [table.fd, self._marks.fd])
