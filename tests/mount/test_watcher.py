@@ -1,11 +1,14 @@
 """Several mounts of one tree: one process reads what is changed, and tells those whom it concerns."""
 
 import contextlib
+import itertools
 import logging
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -146,22 +149,39 @@ def test_a_watcher_that_was_killed_is_replaced(tree: str, mounts: list[Mount]) -
         wait_until(lambda m=m: "connecting again" in m.log)  # type: ignore[misc]
 
 
+@contextlib.contextmanager
+def changing_modes(paths: list[str]) -> Iterator[None]:
+    """Change the modes of files all the time; none is changed any more afterwards."""
+    is_over = threading.Event()
+
+    def change() -> None:
+        for number in itertools.count():
+            for path in paths:
+                os.chmod(path, 0o600 + number % 8)
+            if is_over.is_set():
+                return
+
+    with ThreadPoolExecutor() as executor:
+        load = executor.submit(change)
+        try:
+            yield
+        finally:
+            is_over.set()
+        load.result()
+
+
 def test_nothing_is_lost_when_it_is_killed_under_load(tree: str, mounts: list[Mount]) -> None:
     names = [f"file-{number}" for number in range(20)]
     for name in names:
         Path(tree, name).touch()
-    script = "i=0; while :; do i=$(((i + 1) % 64)); for f in file-*; do chmod $((600 + i % 8)) $f; done; done"
-    with subprocess.Popen(["sh", "-c", script], cwd=tree) as load:
-        try:
-            for _ in range(5):
-                for m in mounts:
-                    for name in names:
-                        os.stat(m.at(name))
-                for pid in watchers():
-                    kill(pid)
-                wait_until(watchers)
-        finally:
-            load.kill()
+    with changing_modes([f"{tree}/{name}" for name in names]):
+        for _ in range(5):
+            for m in mounts:
+                for name in names:
+                    os.stat(m.at(name))
+            for pid in watchers():
+                kill(pid)
+            wait_until(watchers)
     for name in names:
         wait_until(is_seen(mounts, name, mode=os.stat(f"{tree}/{name}").st_mode & 0o7777), 10)
 
