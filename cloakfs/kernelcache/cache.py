@@ -81,7 +81,6 @@ class KernelCache:
     ) -> None:
         mode = traits.mode
         self._nodes, self._views, self._traits = nodes, views, traits
-        self._watch: Watch | SharedWatch | None = None
         self.subtree_check = mode.subtree_check
         self.invalidation = invalidation = Invalidation(nodes, access_paths, mode, tuning)
         invalidation.on_attributes, invalidation.on_change = on_attributes, on_change
@@ -187,16 +186,23 @@ class KernelCache:
 
     def watch(self, watch: Watch | SharedWatch) -> None:
         """Have changes behind the mount reported, on the file systems that report them."""
-        self._watch = watch
         self._changes.watch(watch)
+
+    @property
+    def is_reading_all_changes(self) -> bool:
+        """Whether this process reads all changes of its file systems itself."""
+        return self._changes.is_reading_all
+
+    async def share_changes(self, make: Callable[[], SharedWatch]) -> bool:
+        """Have the watcher report changes from now on (`Changes.share`)."""
+        return await self._changes.share(make)
 
     def run(self, tasks: Tasks) -> None:
         """Start what goes on in the background."""
         tasks.supervise("invalidating what the kernel caches", self.invalidation.run)
         tasks.supervise("watching mounts", self._changes.follow_mounts)
         tasks.supervise("finding what was moved", self._changes.find_moved)
-        if self._watch is not None:
-            tasks.supervise("watching changes", self._changes.follow, self._watch)
+        tasks.supervise("watching changes", self._changes.follow)
 
     def reset(self) -> None:
         """Invalidate everything: the policy has changed, for example."""

@@ -5,8 +5,8 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Collection, Iterable
-from functools import partial
+from collections.abc import Callable, Collection, Iterable
+from itertools import chain
 
 import trio
 
@@ -105,6 +105,8 @@ class Changes:
         self._moved: set[Object] = set()
         self._lost: list[Object] = []
         self._any_moved = trio.Event()
+        self._former: Watch | None = None  # nobody reads from it any more
+        self._following = trio.CancelScope()  # is left when there is another watch
         self._has_followed = False  # whether `follow` has run: what a failed run has read may not have been handled
         self._mounts = nodes.mounts.inside().below
 
@@ -115,21 +117,66 @@ class Changes:
         self._watch = watch
         if isinstance(watch, SharedWatch):
             self._share(watch)
+            for handle in watch.known():
+                watch.note(handle)
         for filesystem in sorted(self._nodes.mounts.filesystems, key=lambda it: len(it.path)):  # what is above first
-            self._add(watch, filesystem)
-        self._nodes.mounts.on_new_filesystem.append(partial(self._add, watch))
+            self._add(filesystem)
+        self._nodes.mounts.on_new_filesystem.append(self._add)
         watch.on_own = self._handle_own
-        self._access_paths.is_up_to_date = partial(self._is_up_to_date, watch)
+        self._access_paths.is_up_to_date = self._is_up_to_date
+
+    @property
+    def is_reading_all(self) -> bool:
+        """Whether this process reads all changes itself."""
+        return isinstance(self._watch, Watch)
+
+    async def share(self, make: Callable[[], SharedWatch]) -> bool:
+        """Have the watcher report changes from now on, since other mounts show the same by now.
+
+        Returns:
+            False if that has to be tried again: something was mounted meanwhile.
+
+        Raises:
+            OSError: there is no watcher, or it cannot watch what this process does.
+            CalledProcessError: there is no watcher.
+        """
+        before, filesystems = self._watch, self._all_watched()
+        assert isinstance(before, Watch)
+
+        def connect() -> SharedWatch:
+            watch = make()
+            try:
+                for filesystem in filesystems:
+                    watch.add(filesystem.fd)
+            except OSError:
+                watch.close()
+                raise
+            return watch
+
+        watch = await trio.to_thread.run_sync(connect)
+        self._share(watch)
+        await watch.note_known()
+        if self._all_watched() != filesystems:
+            watch.close()
+            return False
+        # What has happened until now was reported to `before`. Since a while ago, it is reported to both.
+        if not any(self._is_up_to_date() for _ in range(_MOST_STEPS)):
+            self._handle_overflow()
+        watch.on_own = self._handle_own
+        self._watch, self._former = watch, before
+        self._following.cancel()
+        return True
+
+    def _all_watched(self) -> list[MountedFilesystem]:
+        return [filesystem for same in self._watched.values() for filesystem in same]
 
     def _share(self, watch: SharedWatch) -> None:
         """Say what this mount's kernel may know, before it is told: changes of anything else are not reported."""
         registry = self._nodes.registry
-        watch.known = lambda: [*registry.handles(), *(handle[4:] for handle in self._invalidation.hidden())]
+        watch.known = lambda: chain(registry.handles(), (handle[4:] for handle in self._invalidation.hidden()))
         watch.on_unwatched = self._set_unwatched
         registry.on_known = self._invalidation.on_hidden = watch.note
         registry.on_linked = self._confirm
-        for handle in watch.known():
-            watch.note(handle)
 
     def _confirm(self, obj: Object, fd: int, info: linux.Stat) -> None:
         """Handle a change of a file by another hard link, made after it was looked at, and before it was noted.
@@ -146,11 +193,12 @@ class Changes:
             filesystem.watched = not is_unwatched
         self._handle_overflow()
 
-    def _add(self, watch: Watch | SharedWatch, filesystem: MountedFilesystem) -> None:
+    def _add(self, filesystem: MountedFilesystem) -> None:
+        assert self._watch is not None
         try:
             if filesystem.remote:
                 raise OSError(errno.EOPNOTSUPP, "changes made on other machines are not reported")
-            fsid = watch.add(filesystem.fd)
+            fsid = self._watch.add(filesystem.fd)
         except OSError as exc:
             log.info(
                 "%s (%s): changes behind the mount are not reported (%s); they are seen within %g s",
@@ -170,17 +218,23 @@ class Changes:
         if filesystem.watched:
             self._reporting.append(filesystem)
 
-    async def follow(self, watch: Watch | SharedWatch) -> None:
+    async def follow(self) -> None:
         """Run for ever, invalidating what other processes change."""
         if self._has_followed:
             self._handle_overflow()
         self._has_followed = True
-        while True:
-            self._handle_events(await watch.changes())
+        while (watch := self._watch) is not None:
+            if self._former is not None:
+                self._former.close()
+                self._former = None
+            with trio.CancelScope() as self._following:
+                while True:
+                    self._handle_events(await watch.changes())
 
-    def _is_up_to_date(self, watch: Watch | SharedWatch) -> bool:
+    def _is_up_to_date(self) -> bool:
         """Whether every change made until now has been handled, after handling what can be handled at once."""
-        if watch.is_silent():
+        watch = self._watch
+        if watch is None or watch.is_silent():
             return True
         try:
             events = watch.read()

@@ -37,6 +37,7 @@ _ANSWER_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
 _STEP_SECONDS = 0.0003
 _LOCK_RETRY_SECONDS = 0.005
+_NOTES_AT_ONCE = 1000  # in a millisecond
 
 
 def watcher_path(directory: str) -> str:
@@ -76,6 +77,13 @@ class SharedWatch:
         """Have changes of an object, and in it, reported from now on: the kernel is about to be told of it."""
         if self._link is not None:
             self._link.table.note(self._link.column, handle)
+
+    async def note_known(self) -> None:
+        """Have changes of all that the kernel may know reported; this takes a while if that is very much."""
+        for number, handle in enumerate(self.known()):
+            self.note(handle)
+            if not number % _NOTES_AT_ONCE:
+                await trio.lowlevel.checkpoint()
 
     def add(self, fd: int) -> int:
         """Watch the whole file system that `fd` (O_PATH suffices) is on (`FilesystemMarks.add`)."""
@@ -150,8 +158,7 @@ class SharedWatch:
                 await trio.sleep(_RETRY_SECONDS)
                 continue
             self._link = link
-            for handle in self.known():
-                self.note(handle)
+            await self.note_known()
             if is_unwatched:
                 log.info("changes behind the mount are reported again")
                 self.on_unwatched(False)

@@ -24,7 +24,7 @@ from ..fuse import compatibility, connection, loop
 from ..fuse.attach import Attached, MountError
 from ..linux import filelocks
 from ..state.runtime import STATE_DIR, mount_key
-from . import start
+from . import start, watching
 from .control import Control
 from .housekeeping import Housekeeping
 from .publication import Publisher
@@ -64,8 +64,8 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         start.warn_of_handles(nodes)
         threads = ThreadStatus()
         filesystem = start.make_filesystem(settings, nodes, views, threads, stack, most)
-        start.announce(filesystem, stack)
-        start.watch_changes(filesystem)
+        watching.announce(filesystem, stack)
+        watching.watch_changes(filesystem)
         reaper = start.start_reaper(settings, key)
         if reaper is not None:
             stack.callback(reaper.close)

@@ -13,6 +13,7 @@ from ..tree.index import Index, Unstored
 from . import gctuning
 from .publication import Publisher
 from .settings import Settings
+from .watching import share_changes
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class Housekeeping:
             if self._settings.log is not None:
                 follow_rotation(self._settings.log)
             await self._find_reserves()
+            await share_changes(self._filesystem)
             sweep = nodes.sweeper.sweep()
             nodes.sweeper.swept(await trio.to_thread.run_sync(sweep, abandon_on_cancel=True))
             self._index.tidy()

@@ -6,7 +6,6 @@ import logging
 import os
 import select
 import sqlite3
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TextIO
@@ -20,19 +19,14 @@ from ..filesystem import Filesystem
 from ..filesystem.reader import Reader
 from ..fuse import attach, connection, loop
 from ..fuse.attach import Attached, MountError
-from ..kernelcache import watcherprocess
-from ..kernelcache.cachepolicy import SHORT_SECONDS
-from ..kernelcache.sharedwatch import SharedWatch
-from ..kernelcache.watch import Watch
 from ..linux import mountinfo, ownfiles
 from ..messages import shell_word
 from ..plugin.loader import PolicyError, load_policy
 from ..stacking.lower import find_lower
 from ..state import persistent
 from ..state.client import socket_of
-from ..state.runtime import RUN_DIR, PublishedState, all_mounted
+from ..state.runtime import PublishedState, all_mounted
 from ..state.versions import VersionError
-from ..tree.filesystems import MountedFilesystem
 from ..tree.index import MEMORY, Index, Unstored
 from ..tree.nodes import Nodes
 from ..tree.views import ViewError, Views
@@ -283,69 +277,6 @@ def _served_already(settings: Settings) -> str:
         f"{settings.target}: the daemon of an earlier mount (process {daemon.pid}) still serves processes that have "
         f"files open in it; try again when they have ended, or end the daemon (kill {daemon.pid}, twice)"
     )
-
-
-def watch_changes(filesystem: Filesystem) -> None:
-    """Have changes behind the mount reported, if the kernel supports that."""
-    # With several views, a change made through one of them is behind the mount for the others.
-    own = filesystem.views.top
-    presence = filesystem.passthrough.presence
-    try:
-        local = [shown for shown in filesystem.nodes.mounts.filesystems if not shown.remote]
-        if all(presence.is_alone(shown.shared_key) for shown in local):
-            watch: Watch | SharedWatch = Watch(own=own)
-        else:
-            watch = _shared_watch(own=own)
-    except OSError as exc:
-        log.warning(
-            "fanotify cannot be used (%s): changes behind the mount are seen within %g s",
-            exc.strerror,
-            SHORT_SECONDS,
-        )
-        return
-    filesystem.cache.watch(watch)
-
-
-def _shared_watch(*, own: bool) -> Watch | SharedWatch:
-    """Have changes reported by the watcher, since other mounts show the same; or read them here if there is none.
-
-    Raises:
-        OSError: the kernel does not report them.
-    """
-    try:
-        return SharedWatch(RUN_DIR, own=own)
-    except (OSError, subprocess.CalledProcessError) as exc:
-        log.warning(
-            "there can be no %s (%s): this mount reads all changes of its file systems", watcherprocess.NAME, exc
-        )
-        return Watch(own=own)
-
-
-def announce(filesystem: Filesystem, stack: contextlib.ExitStack) -> None:
-    """Let other mounts know which file systems this one shows.
-
-    Raises:
-        MountError: the directory for that cannot be written.
-    """
-    mounts, presence = filesystem.nodes.mounts, filesystem.passthrough.presence
-
-    def add(shown: MountedFilesystem) -> None:
-        if not shown.remote:
-            presence.announce(shown.shared_key)
-
-    def add_later(shown: MountedFilesystem) -> None:
-        try:
-            add(shown)
-        except OSError as exc:
-            log.warning("%s: other mounts do not learn that this one shows %s", exc, shown.path)
-
-    stack.callback(presence.close)
-    try:
-        for shown in mounts.filesystems:
-            add(shown)
-    except OSError as exc:
-        raise MountError(f"{exc.filename}: {exc.strerror}") from exc
-    mounts.on_new_filesystem.append(add_later)
 
 
 def _record(settings: Settings, stack: contextlib.ExitStack) -> TextIO | None:

@@ -11,7 +11,7 @@ a directory that has lost a name may be unused, and is then dropped.
 
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -223,9 +223,10 @@ class Registry:
         if self.on_known is not None:
             self.on_known(obj.handle[4:])
 
-    def handles(self) -> list[bytes]:
-        """Return the handles of all objects, as their file systems give them."""
-        return [handle[4:] for handle in self._by_handle]
+    def handles(self) -> Iterator[bytes]:
+        """Yield the handles of all objects that are known now, as their file systems give them."""
+        for handle in list(self._by_handle):
+            yield handle[4:]
 
     def restore(self, number: int) -> Object:
         """Restore an object, and what is above it, from the index.

@@ -33,7 +33,8 @@ import stat
 import struct
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -64,7 +65,7 @@ from cloakfs.kernelcache.sharedwatch import SharedWatch
 from cloakfs.kernelcache.watch import _BATCH, Watch
 from cloakfs.linux import fanotify
 from cloakfs.linux.fanotify import Event
-from cloakfs.mount import start
+from cloakfs.mount import start, watching
 from cloakfs.policy import Attrs
 from cloakfs.state.runtime import RUN_DIR
 from cloakfs.tree.actor import DAEMON
@@ -606,7 +607,24 @@ class CheckedFilesystem(Filesystem):
             oracle.watch = added
             watch(added)
 
+        share = self.cache.share_changes
+
+        async def share_changes(make: Callable[[], SharedWatch]) -> bool:
+            made: list[SharedWatch] = []
+
+            def note() -> SharedWatch:
+                made.append(make())
+                return made[0]
+
+            shares = await share(note)
+            if shares:
+                (added,) = made
+                assert isinstance(added, CheckedSharedWatch)
+                oracle.watch = added
+            return shares
+
         self.cache.watch = add_watch  # type: ignore[assignment]
+        self.cache.share_changes = share_changes  # type: ignore[method-assign]
         self._note_listings()
         self._note_what_is_forgotten()
 
@@ -867,9 +885,9 @@ class CheckedSharedWatch(SharedWatch):
     delays: ClassVar[random.Random | None] = None
     heard = 0
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, directory: str = RUN_DIR, **kwargs: Any) -> None:
         self._ahead: deque[bytes] = deque()
-        super().__init__(RUN_DIR, **kwargs)
+        super().__init__(directory, **kwargs)
 
     def is_told(self) -> bool:
         """Whether the daemon has read of all changes but its own, which it need not be told."""
@@ -916,15 +934,19 @@ def invalidate_late(name: bytes | None, seconds: float, chance: random.Random | 
     _notifier.invalidate_names = late
 
 
-def install(delays: int | None = None, *, shared: bool = False) -> None:
+def install(delays: int | None = None, *, shared: bool = False, later: bool = False) -> None:
     """Make this process, which is about to become a daemon, check itself.
 
     Args:
         delays: with this seed, hold back replies and events, and invalidate names late; None for no delays.
         shared: have the watcher read what is changed, as where several mounts show the same.
+        later: have it do so as soon as there is regular work, as where another mount shows the same by then.
     """
     replace(start, "Filesystem", CheckedFilesystem)
-    replace(start, "Watch", CheckedSharedWatch if shared else CheckedWatch)
+    replace(watching, "Watch", CheckedSharedWatch if shared else CheckedWatch)
+    replace(watching, "SharedWatch", CheckedSharedWatch)
+    is_alone = chain([True], repeat(not later))
+    replace(watching, "_is_alone", lambda _: next(is_alone))
     if delays is not None:
         CheckedFilesystem.delays = CheckedWatch.delays = CheckedSharedWatch.delays = random.Random(delays)
         invalidate_late(None, _NAMES_SECONDS, random.Random(delays))

@@ -15,6 +15,7 @@ import pytest
 
 from cloakfs.filesystem import Filesystem
 from cloakfs.identity import Caller, ServerId
+from cloakfs.tuning import Tuning
 from tests.agents import User
 from tests.mount import cacheoracle
 from tests.mount.brokenrules import WEAKENED
@@ -24,9 +25,13 @@ from tests.mount.loopfs import filesystem
 from tests.mount.test_audience import GROUP, INSIDE, look, scene
 from tests.mount.test_caching import CLOAKED, OTHER, OWNER, put
 from tests.mount.test_stateful import POLICIES, TwoTrees, search, world
+from tests.mount.test_watcher import SHARES
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
+
+READERS = {"own-watch": {}, "watcher": {"shared": True}, "watcher later": {"later": True}}
+"""Who reads what is changed: arguments of `cacheoracle.install`."""
 
 __all__ = ["scene"]  # a fixture
 
@@ -140,14 +145,15 @@ def test_all_replies_are_checked() -> None:
             assert name in vars(CheckedFilesystem), name
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["own-watch", "watcher"])
+@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("words", ["", ",default_permissions"])
-def test_rules_that_hold(words: str, shared: bool, scene: str, mount: MakeMount, user: MakeUser) -> None:
-    with daemons_with(partial(cacheoracle.install, shared=shared)):
+def test_rules_that_hold(words: str, reader: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
+    with daemons_with(partial(cacheoracle.install, **READERS[reader]), tuning=Tuning(housekeeping_seconds=0.05)):
         m = mount("-o", CLOAKED + words)
     furnish(m)
     use(m, user(OWNER), user(OWNER, OWNER, [GROUP]), user(OTHER))
     assert not violations(m)
+    assert (SHARES in m.log) == (reader == "watcher later")
 
 
 def test_the_machine_stops_at_a_violation() -> None:

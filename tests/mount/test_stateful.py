@@ -937,8 +937,9 @@ def search(
         delays: whether replies and events are late at times, so that they cross changes; it is checked then, too.
     """
     rules = POLICIES["identity" if policy == "views" else policy]
-    # Two of four seeds have the watcher read what is changed, as where several mounts show the same.
-    install = partial(cacheoracle.install, seed if delays else None, shared=seed // 2 % 2 == 1)
+    # Of eight seeds, four have the watcher read what is changed, as where several mounts show the same; two, later.
+    readers = {"shared": seed // 2 % 2 == 1, "later": seed // 2 % 4 == 2}
+    install = partial(cacheoracle.install, seed if delays else None, **readers)
     altered = [install] if checked or delays else []
     # With every other seed, all is forgotten little by little, while others go on; else what is little, at once.
     tuning = Tuning(names_at_once=1) if delays and seed % 2 else STANDARD

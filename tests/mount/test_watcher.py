@@ -26,6 +26,7 @@ from tests.waiting import wait_until
 
 MOUNTS = 3
 CHANGES = 500
+SHARES = "cloakfs-watcher reads the changes"  # in the log
 
 
 @pytest.fixture
@@ -184,6 +185,26 @@ def test_nothing_is_lost_when_it_is_killed_under_load(tree: str, mounts: list[Mo
             wait_until(watchers)
     for name in names:
         wait_until(is_seen(mounts, name, mode=os.stat(f"{tree}/{name}").st_mode & 0o7777), 10)
+
+
+def test_the_first_mount_shares_it_later(tree: str, mounts: list[Mount]) -> None:
+    first = mounts[0]
+    names = [f"file-{number}" for number in range(20)]
+    for name in names:
+        Path(tree, name).touch()
+
+    def looks_at_all() -> bool:
+        for name in names:
+            os.stat(first.at(name))
+        return SHARES in first.log
+
+    with changing_modes([f"{tree}/{name}" for name in names]):
+        assert SHARES not in first.log
+        wait_until(looks_at_all, 20)
+    for name in names:
+        wait_until(is_seen(mounts, name, mode=os.stat(f"{tree}/{name}").st_mode & 0o7777), 10)
+    opened = [os.readlink(fd) for fd in Path(f"/proc/{first.pid}/fd").iterdir()]
+    assert opened.count("anon_inode:[fanotify]") == 1  # that of the watcher
 
 
 def test_a_daemon_that_does_not_read_keeps_nobody_waiting(tree: str, mounts: list[Mount]) -> None:
