@@ -225,6 +225,26 @@ def test_a_daemon_that_does_not_read_keeps_nobody_waiting(tree: str, mounts: lis
     wait_until(is_seen([stopped, goes_on], "file", mode=0o755), 10)
 
 
+def test_more_mounts_than_a_table_has_columns(base: str) -> None:
+    with filesystem("tmpfs", base) as tree, contextlib.ExitStack() as stack:
+        top = os.open(tree, os.O_RDONLY | os.O_DIRECTORY)
+        stack.callback(os.close, top)
+        file = os.open(f"{tree}/file", os.O_CREAT)
+        stack.callback(os.close, file)
+        watches = []
+        for _ in range(COLUMNS + 2):
+            watches.append(SharedWatch(base, own=True))
+            stack.callback(watches[-1].close)
+            watches[-1].add(top)
+        first, *others, last = watches
+        for watch in (first, last):
+            watch.note(linux.name_to_handle(file)[0])
+        os.chmod(f"{tree}/file", 0o600)
+        wait_until(lambda: all(watch.is_silent() for watch in others))
+        assert first.read()
+        assert last.read()
+
+
 def test_it_ends_after_the_last_mount(base: str, tree: str) -> None:
     with several(base, tree, 2):
         pid = the_watcher()
