@@ -9,7 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import pyfuse3
 import pytest
@@ -23,7 +23,7 @@ from cloakfs.accounts.groups import group_source
 from cloakfs.accounts.threadstatus import ThreadStatus
 from cloakfs.background.tasks import Tasks
 from cloakfs.config.parse import parse_options
-from cloakfs.exportmode import LOCAL
+from cloakfs.exportmode import LOCAL, ExportMode, Server
 from cloakfs.filesystem import Filesystem
 from cloakfs.filesystem.reader import Reader
 from cloakfs.kernelcache.watch import Watch
@@ -129,7 +129,10 @@ def tree(base: str) -> Iterator[str]:
         yield top
 
 
-Play = Callable[[Callable[[Scene], Awaitable[None]]], None]
+class Play(Protocol):
+    """Has somebody ask a file system, which is exported as a mode says."""
+
+    def __call__(self, act: Callable[[Scene], Awaitable[None]], mode: ExportMode = LOCAL) -> None: ...
 
 
 @pytest.fixture
@@ -145,7 +148,7 @@ def play(tree: str) -> Iterator[Play]:
     os.chown(f"{tree}/home/hidden", STRANGER + 1, STRANGER + 1)
     os.chmod(f"{tree}/home/hidden", 0o600)
 
-    def run(act: Callable[[Scene], Awaitable[None]]) -> None:
+    def run(act: Callable[[Scene], Awaitable[None]], mode: ExportMode = LOCAL) -> None:
         async def main() -> None:
             async with trio.open_nursery() as nursery:
                 served.tasks = served.reader.tasks = Tasks(nursery)
@@ -162,7 +165,7 @@ def play(tree: str) -> Iterator[Play]:
             threads = ThreadStatus()
             views = Views(Policy(OPTIONS), (), frozenset(), index)
             reader = Reader(OPTIONS.prefetch, OPTIONS.prefetch_limits, None)
-            served = Filesystem(nodes, views, group_source(None, threads), threads, reader, "/nowhere", LOCAL)
+            served = Filesystem(nodes, views, group_source(None, threads), threads, reader, "/nowhere", mode)
             served.cache.watch(watch)
             trio.run(main)
 
@@ -222,6 +225,22 @@ def test_no_way_gets_longer(tree: str, play: Play) -> None:
         print(f"{name:26} {journey}")
     longer = [name for name, journey in found.items() if journey.is_longer_than(MOST[name])]
     assert not longer
+
+
+def test_the_acl_of_the_top_of_an_export_is_known(play: Play) -> None:
+    """From Linux 6.2 on, the kernel asks for it at each request of an NFS client."""
+    ways: list[Way] = []
+
+    async def act(s: Scene) -> None:
+        top, ctx = InodeT(1), Context(0)
+        await s.measure(s.filesystem.getattr, top, ctx)
+        ways.extend([await s.follow(s.filesystem.getxattr, top, b"system.posix_acl_access", ctx) for _ in range(3)])
+
+    play(act, ExportMode(Server.KNFSD, subtree_check=True))
+    assert "tree/calls.py" in dict(ways[0].calls)
+    for way in ways[1:]:
+        assert "tree/calls.py" not in dict(way.calls)
+        assert not way.journey().is_longer_than(Journey(18, 11, 6))
 
 
 OF_A_HIDDEN_NAME = {
