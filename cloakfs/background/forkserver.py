@@ -22,7 +22,9 @@ import trio
 
 from ..linux import ownfiles, process
 
-_MOST_BYTES, _MOST_FDS = 1 << 16, 8
+_MOST_FDS = 8
+
+_RUN = b"R"  # a request, with descriptors: of its arguments, of two pipes, and of what the command inherits
 
 # `ps` shows the command of each process in the place of this word, which is as long as most commands.
 _ROOM = " " * 512
@@ -70,21 +72,30 @@ class ForkServer:
     async def _run(self, arguments: Sequence[str], pass_fds: Sequence[int]) -> ForkedResult:
         status, their_status = os.pipe()
         said, their_said = os.pipe()
+        ended, text = bytearray(), bytearray()
         async with trio.lowlevel.FdStream(status) as status_stream, trio.lowlevel.FdStream(said) as said_stream:
             try:
-                await self._request(json.dumps(arguments).encode(), [their_status, their_said, *pass_fds])
+                await self._request(arguments, [their_status, their_said, *pass_fds])
             finally:
                 os.close(their_status)
                 os.close(their_said)
-            ended = await _read_all(status_stream)
-            text = await _read_all(said_stream)
+            async with trio.open_nursery() as nursery:  # it waits while a pipe is full
+                nursery.start_soon(_read_all, status_stream, ended)
+                nursery.start_soon(_read_all, said_stream, text)
         return ForkedResult(int(ended) if ended else None, text.decode("utf-8", "replace"))
 
-    async def _request(self, request: bytes, fds: list[int]) -> None:
+    async def _request(self, arguments: Sequence[str], fds: list[int]) -> None:
+        text = _text(json.dumps(arguments).encode())
+        try:
+            await self._send([text, *fds])
+        finally:
+            os.close(text)
+
+    async def _send(self, fds: list[int]) -> None:
         async with self._starting:
             if self._requests is not None:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it was idle, or was killed
-                    socket.send_fds(self._requests, [request], fds)
+                    socket.send_fds(self._requests, [_RUN], fds)
                     return
                 self._requests.close()
             self._requests, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
@@ -100,7 +111,7 @@ class ForkServer:
             if started.returncode:
                 self.close()
                 raise ChildProcessError(errno.ECHILD, "the process that starts daemons does not run (see the log)")
-            socket.send_fds(self._requests, [request], fds)
+            socket.send_fds(self._requests, [_RUN], fds)
 
     def close(self) -> None:
         """End the server; commands that run go on."""
@@ -109,8 +120,18 @@ class ForkServer:
             self._requests = None
 
 
-async def _read_all(stream: trio.lowlevel.FdStream) -> bytes:
-    return b"".join([part async for part in stream])
+async def _read_all(stream: trio.lowlevel.FdStream, text: bytearray) -> None:
+    async for part in stream:
+        text += part
+
+
+def _text(text: bytes) -> int:
+    """Return a descriptor from which a text of any length can be read."""
+    fd = os.memfd_create("arguments")
+    with ownfiles.open(os.dup(fd), "wb") as file:
+        file.write(text)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
 
 
 def serve(call: Callable[[], object], idle_seconds: float = 10.0) -> None:
@@ -130,7 +151,7 @@ def serve(call: Callable[[], object], idle_seconds: float = 10.0) -> None:
         requests.settimeout(idle_seconds)
         while True:
             try:
-                request, fds, _, _ = socket.recv_fds(requests, _MOST_BYTES, _MOST_FDS)
+                request, fds, _, _ = socket.recv_fds(requests, len(_RUN), _MOST_FDS)
             except TimeoutError:
                 # From here on, nothing can be sent; what has been sent until now is still received.
                 requests.shutdown(socket.SHUT_RD)
@@ -139,12 +160,14 @@ def serve(call: Callable[[], object], idle_seconds: float = 10.0) -> None:
                 return
             if os.fork() == 0:
                 requests.close()
-                _run(call, json.loads(request), *fds)
+                _run(call, *fds)
             for fd in fds:
                 os.close(fd)
 
 
-def _run(call: Callable[[], object], arguments: list[str], status: int, said: int, *_inherited: int) -> NoReturn:
+def _run(call: Callable[[], object], text: int, status: int, said: int, *_inherited: int) -> NoReturn:
+    with ownfiles.open(text, "rb") as file:
+        arguments = json.load(file)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.dup2(said, 2)
     os.close(said)

@@ -215,7 +215,7 @@ class Core(pyfuse3.Operations):
         self.finder = Finder(nodes, self._note_hidden_name)
         self.find = self.finder.find
         self.replies = Replies(nodes, self.cache, mode)
-        self.passing = Passing(nodes, views, self.cache, self.visibility.access_paths)
+        self.passing = Passing(nodes, views, self.cache, self.visibility.access_paths, mode)
         # For every request, without a call.
         self._by_number = nodes.registry.by_number
         self._remote_mountpoints = nodes.mounts.remote_mountpoints

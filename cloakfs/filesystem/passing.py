@@ -10,6 +10,7 @@ from typing import NamedTuple
 from pyfuse3 import EntryAttributes, InodeT, RequestContext
 
 from .. import linux
+from ..exportmode import ExportMode
 from ..kernelcache.cache import KernelCache
 from ..tree.actor import DAEMON
 from ..tree.nodes import OBJECT_BITS, Nodes
@@ -52,13 +53,17 @@ class Passing:
         views: the views that the mount offers.
         cache: knows for whom the kernel has cached something.
         access_paths: knows whether a directory above has changed.
+        mode: how the mount is exported.
     """
 
-    def __init__(self, nodes: Nodes, views: Views, cache: KernelCache, access_paths: AccessPaths) -> None:
+    def __init__(
+        self, nodes: Nodes, views: Views, cache: KernelCache, access_paths: AccessPaths, mode: ExportMode
+    ) -> None:
         self._nodes = nodes
         self._views = views
         self._cache = cache
         self._access_paths = access_paths
+        self._is_always_new = mode.no_client_cache  # the times in an answer
         self._answers: dict[InodeT, _LastAnswer] = {}
 
     def _state(self) -> tuple[int, int, int]:
@@ -94,6 +99,7 @@ class Passing:
         directory, uid = at.obj, ctx.uid
         if (
             entry.attr_timeout == 0
+            and not self._is_always_new
             and isinstance(directory, Directory)
             and uid
             and at.who is not DAEMON

@@ -193,6 +193,15 @@ class KernelCache:
         """Whether this process reads all changes of its file systems itself."""
         return self._changes.is_reading_all
 
+    @property
+    def hears_too_much(self) -> bool:
+        """Whether to note anew what the kernel may know (`Changes.hears_too_much`)."""
+        return self._changes.hears_too_much
+
+    def look_after_watcher(self) -> None:
+        """Leave a watcher that has stopped. This is to be called every second."""
+        self._changes.look_after_watcher()
+
     async def share_changes(self, make: Callable[[], SharedWatch]) -> bool:
         """Have the watcher report changes from now on (`Changes.share`)."""
         return await self._changes.share(make)

@@ -5,8 +5,8 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Callable, Collection, Iterable
-from itertools import chain
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 
 import trio
 
@@ -37,6 +37,7 @@ from ..view import View
 from .audience import Audiences
 from .cachepolicy import SHORT_SECONDS
 from .complete import CompleteDirectories
+from .interest import ANY_FILE
 from .invalidation import Invalidation, PendingNames, SubtreeInvalidation
 from .sharedwatch import SharedWatch
 from .timeouts import Timeouts, may_search
@@ -58,6 +59,11 @@ _MAX_VIEWS = 16
 # After this many steps, each with up to some 200 changes, a request that wants to know of all until now gives up.
 _MOST_STEPS = 20
 _MOST_SECONDS = 1.0  # likewise, if another process has to pass them on
+
+# What was noted stays noted when the kernel forgets it. All is noted anew if it is this much, and so many times as many
+# as there are objects.
+_MOST_NOTES = 8192
+_SHARE_OF_NOTES = 4
 
 # Where the objects are that were reported as moved is found out in steps of so many seconds, unless a request needs it
 # first. After each, this many times as long passes.
@@ -105,7 +111,7 @@ class Changes:
         self._moved: set[Object] = set()
         self._lost: list[Object] = []
         self._any_moved = trio.Event()
-        self._former: Watch | None = None  # nobody reads from it any more
+        self._former: Watch | SharedWatch | None = None  # nobody reads from it any more
         self._following = trio.CancelScope()  # is left when there is another watch
         self._has_followed = False  # whether `follow` has run: what a failed run has read may not have been handled
         self._mounts = nodes.mounts.inside().below
@@ -126,12 +132,26 @@ class Changes:
         self._access_paths.is_up_to_date = self._is_up_to_date
 
     @property
+    def hears_too_much(self) -> bool:
+        """Whether most of what this process hears may be of no interest to it, while others tell it what they read."""
+        if not isinstance(self._watch, SharedWatch):
+            return False
+        return self._watch.notes > _MOST_NOTES + _SHARE_OF_NOTES * len(self._nodes.registry.by_number)
+
+    @property
     def is_reading_all(self) -> bool:
         """Whether this process reads all changes itself."""
         return isinstance(self._watch, Watch)
 
+    def look_after_watcher(self) -> None:
+        """Leave a watcher that has stopped. This is to be called every second."""
+        if isinstance(self._watch, SharedWatch):
+            self._watch.look_after()
+
     async def share(self, make: Callable[[], SharedWatch]) -> bool:
-        """Have the watcher report changes from now on, since other mounts show the same by now.
+        """Have the watcher report, from now on, what is changed of what the kernel may know now, or from now on.
+
+        So far, this process has read everything, or has been told more than that, as what it noted stays noted.
 
         Returns:
             False if that has to be tried again: something was mounted meanwhile.
@@ -141,7 +161,6 @@ class Changes:
             CalledProcessError: there is no watcher.
         """
         before, filesystems = self._watch, self._all_watched()
-        assert isinstance(before, Watch)
 
         def connect() -> SharedWatch:
             watch = make()
@@ -160,7 +179,7 @@ class Changes:
             watch.close()
             return False
         # What has happened until now was reported to `before`. Since a while ago, it is reported to both.
-        if not any(self._is_up_to_date() for _ in range(_MOST_STEPS)):
+        if not await self.catch_up():
             self._handle_overflow()
         watch.on_own = self._handle_own
         self._watch, self._former = watch, before
@@ -173,15 +192,24 @@ class Changes:
     def _share(self, watch: SharedWatch) -> None:
         """Say what this mount's kernel may know, before it is told: changes of anything else are not reported."""
         registry = self._nodes.registry
-        watch.known = lambda: chain(registry.handles(), (handle[4:] for handle in self._invalidation.hidden()))
+        watch.known = self._known
         watch.on_unwatched = self._set_unwatched
         registry.on_known = self._invalidation.on_hidden = watch.note
-        registry.on_linked = self._confirm
+        self._invalidation.on_proof = partial(watch.note, ANY_FILE)
+        registry.on_found = self._confirm
+
+    def _known(self) -> Iterator[bytes]:
+        yield from self._nodes.registry.handles()
+        for handle in self._invalidation.hidden():
+            yield handle[4:]
+        if self._invalidation.proven:
+            yield ANY_FILE
 
     def _confirm(self, obj: Object, fd: int, info: linux.Stat) -> None:
-        """Handle a change of a file by another hard link, made after it was looked at, and before it was noted.
+        """Handle a change of a file by handle, or another hard link, after it was looked at, and before it was noted.
 
-        Any other change names the directory in which the file was found, and is reported.
+        Any other change names the directory in which the file was found, and is reported. So is one of a file that was
+        just made through the mount: nobody knows its handle, or has linked it.
         """
         if obj.filesystem.stat(fd) != info or not is_settled(info):
             event = Event(FAN_ATTRIB, 0, b"", b"", obj.handle[4:])
@@ -191,7 +219,8 @@ class Changes:
         """Cache nothing for long while changes are not reported, or do so again."""
         for filesystem in self._reporting:
             filesystem.watched = not is_unwatched
-        self._handle_overflow()
+        if is_unwatched:
+            self._handle_overflow()
 
     def _add(self, filesystem: MountedFilesystem) -> None:
         assert self._watch is not None
@@ -204,7 +233,7 @@ class Changes:
                 "%s (%s): changes behind the mount are not reported (%s); they are seen within %g s",
                 filesystem.path,
                 filesystem.kind,
-                exc.strerror,
+                exc.strerror or exc,
                 SHORT_SECONDS,
             )
             return
@@ -217,6 +246,7 @@ class Changes:
         )
         if filesystem.watched:
             self._reporting.append(filesystem)
+            filesystem.watched = not self._watch.is_interrupted
 
     async def follow(self) -> None:
         """Run for ever, invalidating what other processes change."""

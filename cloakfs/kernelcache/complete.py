@@ -70,6 +70,7 @@ class CompleteDirectories:
             self._invalidation.invalidate_listing(directory)
             proof = as_directory(directory).proof = CompletenessProof(viewer)
             self._invalidation.proven.add(directory)
+            self._invalidation.on_proof()
         return proof
 
     def _viewer(self, at: Request) -> Viewer:

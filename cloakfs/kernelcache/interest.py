@@ -15,6 +15,9 @@ from zlib import crc32
 COLUMNS = 64
 """How many mounts share one table; for more there is another one."""
 
+ANY_FILE = b"any file"
+"""In the place of a handle: whoever notes this hears of each file that has changed by an event without a name."""
+
 _ROWS = 1 << 15
 _HEADER = mmap.PAGESIZE
 _SIZE = _HEADER + _ROWS * COLUMNS

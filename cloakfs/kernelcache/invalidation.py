@@ -110,11 +110,12 @@ class Invalidation:
         epoch: the present one. What was cached in an earlier one (`Object.cache_epoch`) is not relied on any more; a
             full invalidation notifies the kernel.
         subtrees: the directories below which there is so much to invalidate that other tasks run in between.
-        proven: the directories that have a proof (`Directory.proof`).
+        proven: the directories that have a proof (`Directory.proof`), or are about to have one.
         on_attributes: is called when attributes of an object may have changed behind the mount; with None if it is not
             known of which.
         on_change: is called when anything of an object may have changed behind the mount; with None if it is not
             known of which.
+        on_proof: is called when a directory is about to have a proof.
         on_hidden: is called with the handle of a file of which the kernel is about to have a negative dentry, as the
             file system gives it.
     """
@@ -142,6 +143,7 @@ class Invalidation:
         self._absent_xattrs: dict[tuple[frozenset[bytes], bytes], AbsentXattrs] = {}
         self.on_attributes: Callable[[Object | None], None] = lambda _: None
         self.on_hidden: Callable[[bytes], None] = lambda _: None
+        self.on_proof: Callable[[], None] = lambda: None
         self.on_change: Callable[[Object | None], None] = lambda _: None
 
     # -- an object, its names, and what is below ---------------------------------------------------

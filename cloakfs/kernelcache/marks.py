@@ -6,6 +6,7 @@ The process that reads for several mounts uses this module, so it imports next t
 import contextlib
 import errno
 import os
+from collections.abc import Iterator
 
 from .. import linux
 from ..linux import fanotify, ownfiles
@@ -38,6 +39,35 @@ _LOCAL = frozenset(
 )
 
 
+def event_fsid(fd: int) -> int:
+    """Return the id that the events of the file system carry which `fd` (O_PATH suffices) is on.
+
+    It is `os.fstatvfs(fd).f_fsid`, except for btrfs, where each subvolume has an id of its own (and different handles),
+    and events carry the top's.
+
+    Raises:
+        OSError: the file system does not report its changes, or not all of them (EOPNOTSUPP).
+    """
+    magic, fsid = fanotify.filesystem(fd)
+    if magic not in _LOCAL:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+    if magic == _BTRFS:
+        with _btrfs_top(fd) as top:
+            return fanotify.filesystem(top)[1]
+    return fsid
+
+
+@contextlib.contextmanager
+def _btrfs_top(fd: int) -> Iterator[int]:
+    """A descriptor of the top of a btrfs, which need not be mounted."""
+    with contextlib.ExitStack() as stack:
+        here = calls.open(linux.ROOT, fd, os.O_RDONLY | os.O_NONBLOCK)
+        stack.callback(calls.close, here)
+        top = calls.find_handle(here, calls.btrfs_top(here))
+        stack.callback(calls.close, top)
+        yield top
+
+
 class FilesystemMarks:
     """The file systems that are watched by one group of fanotify(7).
 
@@ -66,16 +96,14 @@ class FilesystemMarks:
         """Watch the whole file system that `fd` (O_PATH suffices) is on, for as long as it stays mounted.
 
         Returns:
-            the id that its events carry: `os.fstatvfs(fd).f_fsid`, except for btrfs, where each subvolume has an id of
-            its own (and different handles), and events carry the top's.
+            the id that its events carry (`event_fsid`).
 
         Raises:
             OSError: the file system does not report its changes, or not all of them (EOPNOTSUPP, ENODEV).
         """
-        magic, _ = fanotify.filesystem(fd)
-        if magic not in _LOCAL:
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-        return self._mark(fd, fanotify.FAN_MARK_ADD)
+        fsid = event_fsid(fd)
+        self._mark(fd, fanotify.FAN_MARK_ADD)
+        return fsid
 
     def remove(self, fd: int) -> None:
         """Watch the file system that `fd` is on no more.
@@ -85,25 +113,17 @@ class FilesystemMarks:
         """
         self._mark(fd, fanotify.FAN_MARK_REMOVE)
 
-    def _mark(self, fd: int, what: int) -> int:
-        """Add or remove a mark; return the id that the events carry."""
+    def _mark(self, fd: int, what: int) -> None:
         flags = what | fanotify.FAN_MARK_FILESYSTEM
-        magic, fsid = fanotify.filesystem(fd)
-        with ownfiles.raised(linux.CAP_SYS_ADMIN), contextlib.ExitStack() as stack:
+        with ownfiles.raised(linux.CAP_SYS_ADMIN):
             try:
                 fanotify.mark(self.fd, flags, _EVENTS, fd)
             except OSError as exc:
-                if exc.errno != errno.EXDEV or magic != _BTRFS:
+                if exc.errno != errno.EXDEV or fanotify.filesystem(fd)[0] != _BTRFS:
                     raise
-            else:
-                return fsid
-            # From within a subvolume of btrfs, the kernel wants a mark on the top, which need not be mounted.
-            here = calls.open(linux.ROOT, fd, os.O_RDONLY | os.O_NONBLOCK)
-            stack.callback(calls.close, here)
-            top = calls.find_handle(here, calls.btrfs_top(here))
-            stack.callback(calls.close, top)
-            fanotify.mark(self.fd, flags, _EVENTS, top)
-            return fanotify.filesystem(top)[1]
+                # From within a subvolume of btrfs, the kernel wants a mark on the top.
+                with _btrfs_top(fd) as top:
+                    fanotify.mark(self.fd, flags, _EVENTS, top)
 
     def close(self) -> None:
         """Watch nothing any more."""

@@ -9,7 +9,8 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from subprocess import DEVNULL, CalledProcessError
 
 import trio
@@ -19,6 +20,7 @@ import cloakfs
 from ..linux import fanotify, ownfiles, programs, sockets
 from ..linux.fanotify import FAN_Q_OVERFLOW, Event
 from .interest import InterestTable
+from .marks import event_fsid
 from .watcherprocess import ADD, ANSWER, EVENTS, HURRY, VERSION
 
 log = logging.getLogger(__name__)
@@ -33,7 +35,10 @@ _PROGRAM = (
 
 _LOST = Event(FAN_Q_OVERFLOW, 0, b"", b"", b"")
 _LARGEST = 1 << 16
-_ANSWER_SECONDS = 5.0
+_ANSWER_SECONDS = 1.0
+_LOCK_SECONDS = 5.0  # another process may wait for an answer twice
+_ANSWER_IN_LOOP_SECONDS = 0.3  # all requests wait
+_MOST_IDLE = 2  # looks, a second apart, after which a watcher that passes nothing on counts as stopped
 _RETRY_SECONDS = 1.0
 _STEP_SECONDS = 0.0003
 _LOCK_RETRY_SECONDS = 0.005
@@ -60,6 +65,7 @@ class SharedWatch:
 
     Raises:
         OSError: no watcher can be started.
+        CalledProcessError: likewise.
     """
 
     def __init__(self, directory: str, *, own: bool = False) -> None:
@@ -76,7 +82,7 @@ class SharedWatch:
     def note(self, handle: bytes) -> None:
         """Have changes of an object, and in it, reported from now on: the kernel is about to be told of it."""
         if self._link is not None:
-            self._link.table.note(self._link.column, handle)
+            self._link.note(handle)
 
     async def note_known(self) -> None:
         """Have changes of all that the kernel may know reported; this takes a while if that is very much."""
@@ -86,12 +92,36 @@ class SharedWatch:
                 await trio.lowlevel.checkpoint()
 
     def add(self, fd: int) -> int:
-        """Watch the whole file system that `fd` (O_PATH suffices) is on (`FilesystemMarks.add`)."""
-        if self._link is None:
-            raise ConnectionResetError
-        fsid = self._link.add(fd)
+        """Watch the whole file system that `fd` (O_PATH suffices) is on (`FilesystemMarks.add`).
+
+        If there is no watcher just now, or it does not answer at once, this is done as soon as there is one.
+        """
+        fsid = event_fsid(fd)
+        if self._link is not None and not self._link.is_broken:
+            try:
+                self._link.add(fd, _ANSWER_IN_LOOP_SECONDS)
+            except WatchRefused:
+                raise
+            except OSError:
+                self._link.give_up()
         self._filesystems.append(fd)
         return fsid
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether nothing is reported just now, since there is no watcher."""
+        return self._link is None or self._link.is_broken
+
+    @property
+    def notes(self) -> int:
+        """How many objects were noted since the connection was made; the same ones may have been noted repeatedly."""
+        return 0 if self._link is None else self._link.notes
+
+    def look_after(self) -> None:
+        """Leave a watcher that passes nothing on. This is to be called every second."""
+        if self._link is not None and self._link.is_stopped():
+            log.warning("the watcher of changes (process %d) has stopped; it is replaced", self._link.watcher)
+            self._link.give_up()
 
     # -- what has changed --------------------------------------------------------------------------
 
@@ -117,7 +147,7 @@ class SharedWatch:
     def parse(self, raw: bytes) -> list[Event]:
         """Return what others changed, of what the watcher has sent."""
         events = []
-        for event in fanotify.parse(raw, -1 if self._own else os.getpid()):
+        for event in fanotify.parse(raw, -1 if self._own or self._link is None else self._link.pid):
             if not event.own:
                 events.append(event)
             elif self.on_own is not None:
@@ -146,26 +176,31 @@ class SharedWatch:
         """Connect to a watcher, since this one has died, or let us go. It need not succeed at once."""
         log.info("changes behind the mount: the watcher has ended, or has let this mount go; connecting again")
         self.close()
-        is_unwatched = False
-        while True:
+        self.on_unwatched(True)
+        has_failed = False
+        while self._link is None:
             try:
-                link = await trio.to_thread.run_sync(self._connect)
+                known = tuple(self._filesystems)
+                self._link = await trio.to_thread.run_sync(partial(self._connect, known))
+                for fd in self._filesystems[len(known) :]:  # were added meanwhile
+                    self._link.add(fd, _ANSWER_IN_LOOP_SECONDS)
             except (OSError, CalledProcessError) as exc:
-                if not is_unwatched:
+                self.close()
+                if not has_failed:
                     log.warning("changes behind the mount are not reported: %s", exc)
-                    self.on_unwatched(True)
-                is_unwatched = True
+                has_failed = True
                 await trio.sleep(_RETRY_SECONDS)
-                continue
-            self._link = link
-            await self.note_known()
-            if is_unwatched:
-                log.info("changes behind the mount are reported again")
-                self.on_unwatched(False)
-            return
+        await self.note_known()
+        if has_failed:
+            log.info("changes behind the mount are reported again")
+        self.on_unwatched(False)
 
-    def _connect(self) -> "_WatcherLink":
-        return _connect(self._path, self._lock, own=self._own, filesystems=self._filesystems)
+    def _connect(self, filesystems: Sequence[int]) -> "_WatcherLink":
+        return _connect(self._path, self._lock, own=self._own, filesystems=filesystems)
+
+
+class WatchRefused(OSError):
+    """The watcher cannot watch a file system."""
 
 
 class _WatcherLink:
@@ -178,7 +213,9 @@ class _WatcherLink:
     Attributes:
         connection: its socket.
         table: where to say what the kernel knows.
-        column: ours.
+        pid: this process, as events have it.
+        watcher: the process that has answered.
+        notes: how often `note` was called.
         unread: events that came with an answer.
         is_broken: whether the watcher has gone, or has let us go.
 
@@ -191,7 +228,7 @@ class _WatcherLink:
         self.is_broken = False
         self.connection = connection = sockets.connect(path, _ANSWER_SECONDS, socket.SOCK_SEQPACKET)
         try:
-            connection.send(json.dumps({"pid": os.getpid(), "own": own}).encode())
+            connection.send(json.dumps({"own": own}).encode())
             said, fds, _, _ = socket.recv_fds(connection, _LARGEST, 2)
             if len(fds) < 2:
                 raise ConnectionResetError
@@ -201,31 +238,61 @@ class _WatcherLink:
         connection.setblocking(False)
         table, self._events = fds
         self.table = InterestTable(table)
-        self.column = int(json.loads(said.removeprefix(ANSWER))["column"])
+        answer = json.loads(said.removeprefix(ANSWER))
+        self._column, self.pid = int(answer["column"]), int(answer["pid"])
+        self.watcher = sockets.peer_pid(connection)
+        self.notes = 0
         self._hurried = 0
-        self._poll = select.poll()
+        self._added = 0
+        self._seen: tuple[int, int] = 0, 0  # the count when it was last looked at, and how often it was the same
+        self._queue, self._poll = select.poll(), select.poll()
+        self._queue.register(self._events, select.POLLIN)
         self._poll.register(self._events, select.POLLIN)
         self._poll.register(connection, select.POLLIN)
 
-    def add(self, fd: int) -> int:
+    def note(self, handle: bytes) -> None:
+        """Want to hear of an object."""
+        self.notes += 1
+        self.table.note(self._column, handle)
+
+    def add(self, fd: int, seconds: float = _ANSWER_SECONDS) -> None:
         """Have the watcher watch the file system that `fd` is on.
 
         Raises:
-            OSError: it cannot be watched, or the watcher does not answer.
+            WatchRefused: it cannot be watched.
+            OSError: the watcher does not answer in so many seconds.
         """
-        self.connection.settimeout(_ANSWER_SECONDS)
+        self._added += 1
+        deadline = time.monotonic() + seconds
         try:
-            socket.send_fds(self.connection, [ADD], [fd])
-            while not (said := self.connection.recv(_LARGEST)).startswith(ANSWER):
+            self.connection.settimeout(seconds)
+            socket.send_fds(self.connection, [ADD + b"%d" % self._added], [fd])
+            while True:
+                self.connection.settimeout(max(deadline - time.monotonic(), _STEP_SECONDS))
+                said = self.connection.recv(_LARGEST)
                 if not said:
                     raise ConnectionResetError
-                self.unread.append(said)
+                if said.startswith(EVENTS):
+                    self.unread.append(said)
+                elif (answer := json.loads(said.removeprefix(ANSWER)))["number"] == self._added:
+                    break
         finally:
             self.connection.setblocking(False)
-        answer = json.loads(said.removeprefix(ANSWER))
-        if "errno" in answer:
-            raise OSError(answer["errno"], os.strerror(answer["errno"]))
-        return int(answer["fsid"])
+        if answer["errno"] is not None:
+            raise WatchRefused(answer["errno"], os.strerror(answer["errno"]))
+
+    def give_up(self) -> None:
+        """Have nothing more come, as if the watcher had ended."""
+        self.is_broken = True
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def is_stopped(self) -> bool:
+        """Whether the watcher has passed on nothing for a while, though there is something."""
+        count, (before, times) = self.table.count, self._seen
+        is_at_work = bool(count & 1 or self._queue.poll(0))
+        self._seen = count, times + 1 if is_at_work and count == before else 0
+        return self._seen[1] >= _MOST_IDLE
 
     def read(self) -> bytes | None:
         """Return what the watcher has sent, as much as is handled in one step; None if some of it was lost."""
@@ -238,7 +305,7 @@ class _WatcherLink:
         except OSError:
             said = b""
         if said:
-            return said.removeprefix(EVENTS)
+            return said.removeprefix(EVENTS) if said.startswith(EVENTS) else b""  # else an answer that came too late
         self.is_broken = True
         return None
 
@@ -284,7 +351,7 @@ def _connect(path: str, lock: str, *, own: bool, filesystems: Iterable[int]) -> 
         _lock(held)
         try:
             link = _WatcherLink(path, own)
-        except OSError:  # there is none, or it is just dying
+        except OSError:  # there is none, or it is just dying, or it does not answer
             programs.run(
                 [*_PROGRAM, path, lock], stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, cwd="/",
                 start_new_session=True, check=True,
@@ -307,7 +374,7 @@ def _lock(fd: int) -> None:
     Raises:
         TimeoutError: another process keeps it.
     """
-    deadline = time.monotonic() + _ANSWER_SECONDS
+    deadline = time.monotonic() + _LOCK_SECONDS
     while not ownfiles.lock(fd):
         if time.monotonic() > deadline:
             raise TimeoutError(errno.ETIMEDOUT, "another process that connects does not come to an end")

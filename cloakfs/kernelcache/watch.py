@@ -77,6 +77,8 @@ class Watch:
             than fs.fanotify.max_user_groups (EMFILE).
     """
 
+    is_interrupted = False
+
     def __init__(self, *, own: bool = False) -> None:
         self._own = -1 if own else os.getpid()
         self.on_own: Callable[[Event], None] | None = None

@@ -6,8 +6,8 @@ daemons that have marked the object, or its directory (`interest`). Three kinds 
 
     of a directory itself (its mode, for example)        also to those who know the directory above, as it may have
                                                          been listed there
-    of a file, without a name: by handle, or because it  to all: it may have been listed anywhere
-    got another hard link
+    of a file's attributes, without a name: by handle,   also to those who have marked `ANY_FILE`, as it may have
+    or because it got another hard link                  been listed anywhere
     events were lost                                     to all
 
 A daemon that does not take its events in time is let go. It connects anew, and takes everything as changed; so it does
@@ -26,11 +26,12 @@ import socket
 import sys
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..linux import fanotify, ownfiles, process, sockets
 from ..linux.fanotify import FAN_ATTRIB, FAN_ONDIR, FAN_Q_OVERFLOW, OF_ITSELF, Event
 from ..tree import calls
-from .interest import COLUMNS, InterestTable
+from .interest import ANY_FILE, COLUMNS, InterestTable
 from .marks import FilesystemMarks
 
 VERSION = 1
@@ -43,9 +44,12 @@ EVENTS, ANSWER = b"E", b"A"
 """How messages to a daemon begin: with events as the kernel reports them, or JSON."""
 
 HURRY, ADD = b"H", b"F"
-"""What a daemon says: that it waits for what has happened until now, or that it shows a file system (a descriptor)."""
+"""What a daemon says: that it waits for what has happened until now, or that it shows a file system.
 
-_IDLE_SECONDS = 10.0  # after the last daemon has left
+The latter comes with a descriptor, and is followed by a number, which the answer has, too.
+"""
+
+_IDLE_SECONDS = 10.0
 
 _HELLO_SECONDS = 1.0  # for a daemon to say who it is
 
@@ -57,7 +61,9 @@ _PAUSE_SECONDS = 0.002
 # While an inode is just being freed, its handle is ENOMEM at times, and afterwards ESTALE (ext4, Linux 6.18).
 _ATTEMPTS = 3
 
+_SO_SNDBUFFORCE = 32  # socket(7)
 _BATCH = 65536
+_MOST_UNREAD = 2 << 20  # bytes that a daemon has not taken yet: some 16,384 events, as the kernel keeps
 _MOST_IN_MESSAGE = 16384  # a daemon handles these in one step, for which all its requests wait
 _LARGEST = 1 << 16
 
@@ -85,21 +91,36 @@ class _Mount:
     unsent: list[bytes] = field(default_factory=list)
 
 
+class _Shown(NamedTuple):
+    """Where a file system is shown.
+
+    Attributes:
+        fd: a descriptor on it.
+        tops: by the handle of a directory, a descriptor on each mount of the kernel that has it as its top.
+    """
+
+    fd: int
+    tops: dict[bytes, list[int]]
+
+
 class ChangeWatcher:
     """Serves the daemons that connect.
 
     Args:
         listening: where they connect.
         lock: the file that is locked by who connects, or starts a watcher.
+        idle_seconds: how long to wait after the last daemon has left.
     """
 
-    def __init__(self, listening: socket.socket, lock: str) -> None:
+    def __init__(self, listening: socket.socket, lock: str, idle_seconds: float = _IDLE_SECONDS) -> None:
         self._listening = listening
         self._lock = lock
+        self._idle_seconds = idle_seconds
+        self._socket = ownfiles.lstat(listening.getsockname())
         self._marks = FilesystemMarks(needs_targets=True)
         self._tables: list[tuple[InterestTable, dict[int, _Mount]]] = []
         self._mounts: dict[int, _Mount] = {}  # by the descriptor of the connection
-        self._shown: dict[int, list[int]] = {}  # what `_shown_now` has returned since a mount came or went
+        self._shown: dict[int, _Shown] = {}  # what `_shown_now` has returned since a mount came or went
         self._poll = select.epoll()
         self._poll.register(listening, select.EPOLLIN)
         self._poll.register(self._marks.fd, select.EPOLLIN)
@@ -107,7 +128,7 @@ class ChangeWatcher:
     def run(self) -> None:
         """Serve until no daemon is left."""
         while True:
-            ready = [fd for fd, _ in self._poll.poll(-1 if self._mounts else _IDLE_SECONDS)]
+            ready = [fd for fd, _ in self._poll.poll(-1 if self._mounts else self._idle_seconds)]
             if not ready and self._is_over():
                 return
             self._answer(ready)
@@ -121,7 +142,10 @@ class ChangeWatcher:
         try:
             if not ownfiles.lock(lock):
                 return False
-            ownfiles.unlink(self._listening.getsockname())
+            path = self._listening.getsockname()
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(ownfiles.lstat(path), self._socket):  # no other watcher has replaced this one
+                    ownfiles.unlink(path)
             return True
         finally:
             os.close(lock)
@@ -157,13 +181,16 @@ class ChangeWatcher:
             table, mounts = self._table()
             column = next(number for number in range(COLUMNS) if number not in mounts)
             table.clear(column)
-            mount = _Mount(connection, table, column, int(said["pid"]), bool(said["own"]))
-            answer = ANSWER + json.dumps({"column": column}).encode()
+            pid = sockets.peer_pid(connection)  # as events have it, also of a daemon in a pid namespace
+            mount = _Mount(connection, table, column, pid, bool(said["own"]))
+            answer = ANSWER + json.dumps({"column": column, "pid": pid}).encode()
             socket.send_fds(connection, [answer], [table.fd, self._marks.fd])
         except (OSError, ValueError, KeyError):
             connection.close()
             return
         connection.setblocking(False)
+        with contextlib.suppress(OSError):  # in a container, it has as much room as others
+            connection.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _MOST_UNREAD)
         mounts[column] = self._mounts[connection.fileno()] = mount
         self._poll.register(connection, select.EPOLLIN)
 
@@ -183,18 +210,20 @@ class ChangeWatcher:
         said, fds, _, _ = socket.recv_fds(mount.connection, _LARGEST, 1)
         if not said:
             raise ConnectionResetError
-        if fds:
-            self._shown.clear()
+        if not said.startswith(ADD):
+            return
+        self._shown.clear()
+        problem: int | None = None if fds else errno.EMFILE  # the kernel had no descriptor left for it
         for fd in fds:
             try:
                 fsid = self._marks.add(fd)
             except OSError as exc:
                 os.close(fd)
-                answer = {"errno": exc.errno}
+                problem = exc.errno
             else:
                 mount.shown.setdefault(fsid, []).append(fd)
-                answer = {"fsid": fsid}
-            mount.connection.send(ANSWER + json.dumps(answer).encode())
+        answer = {"number": int(said.removeprefix(ADD)), "errno": problem}
+        mount.connection.send(ANSWER + json.dumps(answer).encode())
 
     def _let_go(self, mount: _Mount) -> None:
         """End what a mount is told. Its daemon, if it is still there, notices that."""
@@ -246,14 +275,12 @@ class ChangeWatcher:
 
     def _concerned(self, event: Event) -> list[_Mount]:
         """Return the mounts that are told of an event."""
-        if event.mask & FAN_Q_OVERFLOW or (event.target and not event.directory and self._is_linked(event)):
+        try:
+            handles = set() if event.mask & FAN_Q_OVERFLOW else self._places(event)
+        except OSError:  # it cannot be told where it was
+            handles = set()
+        if not handles:
             return [*self._mounts.values()]
-        handles = {event.directory, event.target}
-        if event.name == b"." and event.mask & FAN_ONDIR and event.mask & FAN_ATTRIB:
-            above = self._above(event)
-            if above is None:
-                return [*self._mounts.values()]
-            handles |= above
         found = {}
         for table, mounts in self._tables:
             for handle in handles:
@@ -262,56 +289,105 @@ class ChangeWatcher:
                         found[id(table), column] = mounts[column]
         return [*found.values()]
 
-    def _shown_now(self, fsid: int) -> list[int]:
-        """Return a descriptor of each mount of the kernel on which this file system is shown."""
+    def _places(self, event: Event) -> set[bytes]:
+        """Return of which objects, or places, a mount has to know one if it is to be told of an event.
+
+        Raises:
+            OSError: that cannot be told.
+        """
+        places = {event.directory, event.target}
+        if event.mask & FAN_ATTRIB:
+            if event.name == b"." and event.mask & FAN_ONDIR:
+                places |= self._above(event)
+            elif not event.directory and self._wants_any_file() and self._is_linked(event):
+                places.add(ANY_FILE)
+        return places
+
+    def _wants_any_file(self) -> bool:
+        return any(table.wanted_by(ANY_FILE) for table, _ in self._tables)
+
+    def _shown_now(self, fsid: int) -> _Shown | None:
+        """Return where a file system is shown; None if it is not any more."""
         if fsid not in self._shown:
-            found: dict[tuple[bytes, int], int] = {}
-            for mount in self._mounts.values():
-                for fd in mount.shown.get(fsid, ()):
-                    found.setdefault(calls.name_to_handle(fd), fd)
-            self._shown[fsid] = [*found.values()]
+            mounts: dict[int, int] = {}  # of the kernel
+            for fd in (fd for mount in self._mounts.values() for fd in mount.shown.get(fsid, ())):
+                mounts.setdefault(calls.name_to_handle(fd)[1], fd)
+            if not mounts:
+                return None
+            shown = self._shown[fsid] = _Shown(next(iter(mounts.values())), {})
+            for number, fd in mounts.items():
+                shown.tops.setdefault(_top(fd, number), []).append(fd)
         return self._shown[fsid]
 
     def _is_linked(self, event: Event) -> bool:
         """Whether a file that an event is about still has a name; True in doubt."""
-        for shown in self._shown_now(event.fsid)[:1]:
-            try:
-                fd = _find(shown, event.target)
-            except OSError as exc:
-                return exc.errno not in (errno.ESTALE, errno.ENOENT)
-            try:
-                return calls.fstat(fd).st_nlink > 0
-            finally:
-                calls.close(fd)
-        return True
+        shown = self._shown_now(event.fsid)
+        if shown is None:
+            return True
+        try:
+            fd = _find(shown.fd, event.target)
+        except OSError as exc:
+            return exc.errno not in (errno.ESTALE, errno.ENOENT)
+        try:
+            return calls.fstat(fd).st_nlink > 0
+        finally:
+            calls.close(fd)
 
-    def _above(self, event: Event) -> set[bytes] | None:
-        """Return the handle of the directory above the one that an event is about; None if it cannot be told.
+    def _above(self, event: Event) -> set[bytes]:
+        """Return the handle of the directory above the one that an event is about.
 
-        At the top of what a mount of the kernel shows, it is another one for each of them.
+        For the top of a mount of the kernel, it is that of the place where it is mounted as well.
+
+        Raises:
+            OSError: it cannot be told.
         """
+        shown = self._shown_now(event.fsid)
+        if shown is None:
+            return set()
         found = set()
-        for shown in self._shown_now(event.fsid):
+        for mounted in (shown.fd, *shown.tops.get(event.target, ())):
             try:
-                fd = _find(shown, event.target)
+                fd = _find(mounted, event.target)
             except OSError as exc:
                 if exc.errno not in (errno.ESTALE, errno.ENOENT):
-                    return None
+                    raise
                 continue  # it is gone: an event with its name comes
             try:
                 parent = calls.find_above(fd)
-            except OSError:
-                return None
             finally:
                 calls.close(fd)
             try:
                 found.add(calls.name_to_handle(parent)[0])
             except OSError as exc:
                 if exc.errno != errno.EOPNOTSUPP:  # outside, on a file system that is not watched
-                    return None
+                    raise
             finally:
                 calls.close(parent)
         return found
+
+
+def _top(fd: int, mount: int) -> bytes:
+    """Return the handle of the top of the mount of the kernel with this id, on which `fd` is.
+
+    Raises:
+        OSError: it cannot be told.
+    """
+    at, handle = calls.dup(fd), b""
+    try:
+        while True:
+            try:
+                here, number = calls.name_to_handle(at)
+            except OSError as exc:
+                if exc.errno != errno.EOPNOTSUPP or not handle:
+                    raise
+                return handle  # above is a file system without handles
+            if number != mount or here == handle:  # "/" is above itself
+                return handle
+            handle, below = here, at
+            at = calls.find_above(below)
+            calls.close(below)
+    finally:
+        calls.close(at)
 
 
 def _find(shown: int, handle: bytes) -> int:

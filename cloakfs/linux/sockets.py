@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import struct
 
 from .credentials import as_daemon
 
@@ -51,3 +52,9 @@ def connect(path: str, seconds: float, kind: int = socket.SOCK_STREAM) -> socket
         connected.close()
         raise
     return connected
+
+
+def peer_pid(connection: socket.socket) -> int:
+    """Return the id of the process that has connected, in this process's pid namespace; 0 if it has none there."""
+    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(pid)

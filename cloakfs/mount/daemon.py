@@ -175,7 +175,7 @@ class MountDaemon:
                 tasks.supervise("reloading", self._reloader.run)
                 nursery.start_soon(self._report_ready)  # not supervised: a mount that fails here was not made
                 tasks.supervise("regular maintenance", self._housekeeping.run)
-                tasks.supervise("making nodeids durable", self._housekeeping.commit_index)
+                tasks.supervise("making nodeids durable", self._housekeeping.each_second)
                 cache, views = filesystem.cache, filesystem.views
                 tasks.supervise(
                     "watching the user database", views.follow_user_database, cache.reset, tuning.view_seconds

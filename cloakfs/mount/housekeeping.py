@@ -18,7 +18,7 @@ from .watching import share_changes
 log = logging.getLogger(__name__)
 
 # A daemon of a local mount that is killed loses the nodeids of this many seconds.
-_COMMIT_SECONDS = 1.0
+_SECOND = 1.0
 
 
 class Housekeeping:
@@ -37,10 +37,11 @@ class Housekeeping:
         self._index = index
         self._publisher = publisher
 
-    async def commit_index(self) -> None:
-        """Make the numbers of objects durable every second, for ever."""
+    async def each_second(self) -> None:
+        """Make the numbers of objects durable every second, for ever, and see that changes are still reported."""
         while True:
-            await trio.sleep(_COMMIT_SECONDS)
+            await trio.sleep(_SECOND)
+            self._filesystem.cache.look_after_watcher()
             with contextlib.suppress(Unstored):  # it is logged, and raised again when a number is needed
                 while self._index.commit():
                     await trio.sleep(0)

@@ -36,11 +36,16 @@ def watch_changes(filesystem: Filesystem) -> None:
 
 
 async def share_changes(filesystem: Filesystem) -> None:
-    """Leave reading to the watcher if this process reads all changes itself, and other mounts show the same by now."""
-    if not filesystem.cache.is_reading_all_changes or _is_alone(filesystem):
+    """Leave reading to the watcher if this process reads all changes itself, and other mounts show the same by now.
+
+    Or have the watcher forget what the kernel has forgotten.
+    """
+    cache = filesystem.cache
+    is_first = cache.is_reading_all_changes
+    if _is_alone(filesystem) if is_first else not cache.hears_too_much:
         return
     with contextlib.suppress(OSError, subprocess.CalledProcessError):  # another time
-        if await filesystem.cache.share_changes(lambda: SharedWatch(RUN_DIR, own=filesystem.views.top)):
+        if await cache.share_changes(lambda: SharedWatch(RUN_DIR, own=filesystem.views.top)) and is_first:
             log.info("other mounts show the same: from now on, %s reads the changes", watcherprocess.NAME)
 
 

@@ -154,10 +154,6 @@ def _ignore(_: object) -> None:
     pass
 
 
-def _ignore_link(_obj: Object, _fd: int, _info: Stat) -> None:
-    pass
-
-
 class ReportedPlace(NamedTuple):
     """Where the kernel has reported an object to be: the handle of the directory on a file system, and the name in it.
 
@@ -190,8 +186,8 @@ class Registry:
         on_moved: is called with each object that turns out to be in another directory, or nowhere, before any reply
             says so.
         on_known: is called with the handle of each object that becomes known, as its file system gives it; or None.
-        on_linked: is called with a file that becomes known and has several hard links, its descriptor, and the stat
-            from which the reply is going to be made.
+        on_found: is called with a file that becomes known, its descriptor, and the stat from which the reply is going
+            to be made; or None.
     """
 
     def __init__(self, index: Index, mounts: TreeMounts, descriptors: Descriptors, most_levels: int) -> None:
@@ -209,7 +205,7 @@ class Registry:
         self.disconnected: dict[Object, ReportedPlace | None] = {}
         self.on_moved: Callable[[Object], None] = _ignore
         self.on_known: Callable[[bytes], None] | None = None
-        self.on_linked: Callable[[Object, int, Stat], None] = _ignore_link
+        self.on_found: Callable[[Object, int, Stat], None] | None = None
         handle, filesystem = mounts.identify(mounts.top, None)
         self.is_replaced = not index.claim(ROOT, handle)
         self.root: Object = Directory(ROOT, handle, filesystem)
@@ -284,8 +280,8 @@ class Registry:
                 is_file = info is not None and not stat.S_ISDIR(info.st_mode)
                 obj = (Object if is_file else Directory)(number, handle, filesystem)
                 self._add(obj)
-                if info is not None and is_file and info.st_nlink > 1:
-                    self.on_linked(obj, fd, info)
+                if self.on_found is not None and info is not None and is_file and not is_new:
+                    self.on_found(obj, fd, info)
                 if parent is not None:
                     self._place(obj, parent, name)
                 else:

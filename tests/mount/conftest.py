@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from cloakfs.kernelcache.sharedwatch import watcher_path
 from cloakfs.kernelcache.watcherprocess import NAME as WATCHER
 from cloakfs.linux import mountinfo
 from cloakfs.linux.process import command_of
@@ -163,7 +164,15 @@ def _daemons() -> list[int]:
 def watchers() -> list[int]:
     """Return the processes that read what is changed, for several mounts: other suites may have theirs."""
     pids = (int(pid) for pid in os.listdir("/proc") if pid.isdigit())
-    return [pid for pid in pids if command_of(pid) == WATCHER and namespace_of(pid) == namespace_of(os.getpid())]
+    here = namespace_of(os.getpid())
+    return [pid for pid in pids if command_of(pid) == WATCHER and namespace_of(pid) == here and _listens(pid)]
+
+
+def _listens(pid: int) -> bool:
+    """Whether a watcher is that of the mounts here, and not one that a test has started elsewhere."""
+    with contextlib.suppress(OSError):
+        return watcher_path(RUN_DIR).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def namespace_of(pid: int) -> str:

@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from cloakfs import linux
-from cloakfs.kernelcache.interest import COLUMNS, InterestTable
+from cloakfs.kernelcache.interest import ANY_FILE, COLUMNS, InterestTable
 from cloakfs.kernelcache.sharedwatch import SharedWatch, watcher_path
 from cloakfs.linux.fanotify import Event
 from cloakfs.state.runtime import RUN_DIR
 from tests.altered import replace
 from tests.mount.conftest import Mount, daemons_with, mounted, told, watchers
 from tests.mount.loopfs import filesystem
+from tests.mount.test_limits import drop_caches
 from tests.processes import kill
 from tests.waiting import wait_until
 
@@ -131,6 +132,8 @@ def test_who_knows_nothing_there_hears_nothing(base: str) -> None:
             path = f"{tree}/known/{number}"
             Path(path).write_text("x")
             os.rename(path, f"{path}-renamed")
+            os.link(f"{path}-renamed", path)
+            os.unlink(path)
             os.unlink(f"{path}-renamed")
         wait_until(lambda: "heard" in knows.log)
         told()
@@ -215,7 +218,7 @@ def test_a_daemon_that_does_not_read_keeps_nobody_waiting(tree: str, mounts: lis
         os.stat(m.at("file"))
     os.kill(stopped.pid, signal.SIGSTOP)
     try:
-        for number in range(20_000):  # more than its socket has room for
+        for number in range(60_000):  # more than its socket has room for
             os.chmod(f"{tree}/file", 0o600 + number % 8)
             if number % 1000 == 0:
                 wait_until(is_seen([goes_on], "file", mode=0o600 + number % 8), 10)
@@ -225,24 +228,73 @@ def test_a_daemon_that_does_not_read_keeps_nobody_waiting(tree: str, mounts: lis
     wait_until(is_seen([stopped, goes_on], "file", mode=0o755), 10)
 
 
-def test_more_mounts_than_a_table_has_columns(base: str) -> None:
-    with filesystem("tmpfs", base) as tree, contextlib.ExitStack() as stack:
+@contextlib.contextmanager
+def watching(directory: str, tree: str, number: int) -> Iterator[list[SharedWatch]]:
+    """So many that watch the file system of `tree`; of their own changes, too."""
+    with contextlib.ExitStack() as stack:
         top = os.open(tree, os.O_RDONLY | os.O_DIRECTORY)
         stack.callback(os.close, top)
-        file = os.open(f"{tree}/file", os.O_CREAT)
-        stack.callback(os.close, file)
         watches = []
-        for _ in range(COLUMNS + 2):
-            watches.append(SharedWatch(base, own=True))
+        for _ in range(number):
+            watches.append(SharedWatch(directory, own=True))
             stack.callback(watches[-1].close)
             watches[-1].add(top)
-        first, *others, last = watches
-        for watch in (first, last):
-            watch.note(linux.name_to_handle(file)[0])
+        yield watches
+
+
+def heard(watches: list[SharedWatch]) -> list[bool]:
+    """Which of them have heard of anything."""
+    has_heard = [False] * len(watches)
+
+    def has_read_all() -> bool:
+        for number, watch in enumerate(watches):
+            has_heard[number] |= bool(watch.read())
+        return all(watch.is_silent() for watch in watches)
+
+    wait_until(has_read_all)
+    return has_heard
+
+
+def handle_of(path: str) -> bytes:
+    fd = os.open(path, os.O_PATH)
+    try:
+        return linux.name_to_handle(fd)[0]
+    finally:
+        os.close(fd)
+
+
+def test_more_mounts_than_a_table_has_columns(base: str) -> None:
+    with filesystem("tmpfs", base) as tree, watching(base, tree, COLUMNS + 2) as watches:
+        Path(tree, "file").touch()
+        for watch in (watches[0], watches[-1]):
+            watch.note(handle_of(f"{tree}/file"))
+        heard(watches)
         os.chmod(f"{tree}/file", 0o600)
-        wait_until(lambda: all(watch.is_silent() for watch in others))
-        assert first.read()
-        assert last.read()
+        assert heard(watches) == [True, *[False] * COLUMNS, True]
+
+
+def test_who_hears_of_a_file_that_is_changed_without_its_name(base: str) -> None:
+    with filesystem("ext4", base) as tree, watching(base, tree, 3) as watches:
+        Path(tree, "file").touch()
+        handle = handle_of(f"{tree}/file")
+        watches[0].note(handle)
+        watches[1].note(ANY_FILE)
+        heard(watches)
+        os.link(f"{tree}/file", f"{tree}/link")
+        assert heard(watches) == [True, True, False]
+        os.chmod(f"{tree}/link", 0o600)
+        assert heard(watches) == [True, False, False]
+        drop_caches()  # so that the kernel does not know the name
+        directory = os.open(tree, os.O_RDONLY | os.O_DIRECTORY)
+        file = linux.open_by_handle(directory, handle, os.O_RDWR)
+        try:
+            os.write(file, b"written")
+            assert heard(watches) == [True, False, False]
+            os.fchmod(file, 0o640)
+            assert heard(watches) == [True, True, False]
+        finally:
+            os.close(directory)
+            os.close(file)
 
 
 def test_it_ends_after_the_last_mount(base: str, tree: str) -> None:

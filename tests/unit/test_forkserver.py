@@ -64,6 +64,7 @@ def forking(work: Callable[[ForkServer], Awaitable[None]], idle: float = 60) -> 
         (["exit", "0"], 0, ""),
         (["exit", "7"], 7, ""),
         (["say", "no such thing"], 1, "no such thing\n"),
+        (["say", "x" * 100_000], 1, "x" * 100_000),  # more than a pipe, or a message, has room for
         (["fail"], 1, "ValueError: wrong\n"),
         (["nothing"], 0, ""),
         (["die"], None, ""),

@@ -56,6 +56,16 @@ def fill(tree: str) -> None:
     public.chmod(0o777)
 
 
+def test_directories_look_changed_in_each_answer(share: MakeShare) -> None:
+    """With no_client_cache, also where the answer would be the same as before."""
+    tree = share(f"{CHECKED},no_client_cache", fill)
+    with closing(nfs3.Client("127.0.0.1", ANN, ANN)) as ann:
+        root = ann.mount(tree.path)
+        for path in (("home", "ann"), ("home", "ann", "deep")):
+            handle = ann.walk(root, *path)
+            assert len({ann.getattr(handle)[1][MTIME] for _ in range(8)}) == 8
+
+
 class Site(NamedTuple):
     tree: Share
     root: bytes
