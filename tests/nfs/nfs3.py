@@ -65,6 +65,14 @@ class Client:
         _, mode, _, uid, gid = struct.unpack("!5I", answer[4:24])
         return status, (mode, uid, gid)
 
+    def changed(self, handle: bytes) -> tuple[int, int]:
+        """When its attributes have changed: seconds and nanoseconds."""
+        answer = self._ask(1, opaque(handle))
+        (status,) = struct.unpack("!I", answer[:4])
+        assert status == OK
+        seconds, nanoseconds = struct.unpack("!II", answer[80:88])
+        return seconds, nanoseconds
+
     def setattr(
         self,
         handle: bytes,
