@@ -76,12 +76,13 @@ class GaneshaHost:
         return self.sh("rpcinfo", "-T", "tcp", "127.0.0.1", "nfs", "3", check=False) != ""
 
     def mount(self, path: str, version: str, at: str, *options: str) -> None:
-        """Have the guest, as a client, mount an export."""
+        """Have the guest, as a client, mount an export; Ganesha 6.5 may answer before it knows all of them."""
         os.makedirs(at)
         words = [f"vers={version}", *options]
         if version == "3":
             words += ["nolock", "port=2049", "mountport=20048"]  # Ganesha is configured without NLM
-        sh("mount", "-t", "nfs", "-o", ",".join(words), f"{self.address}:{path}", at)
+        command = ("mount", "-t", "nfs", "-o", ",".join(words), f"{self.address}:{path}", at)
+        wait_until(lambda: subprocess.run(command, check=False).returncode == 0, 20, every=0.5)
 
     def close(self) -> None:
         """End what it runs."""
