@@ -24,6 +24,7 @@ from .measure import measure
 from .plan import BARE, OPTIONS, NfsPlan
 from .report import against_sheet, doubts, ratio_sheet, request_sheet
 from .results import NfsRun
+from .targets import target_sheet
 from .work import Amounts, all_nfs_work
 
 _SAY_EACH = 60.0
@@ -154,6 +155,8 @@ def _print(found: NfsRun, old: NfsRun | None, *, requests: bool, markdown: bool)
         sheets.append(ratio_sheet(found, works, kernel))
         if requests:
             sheets.append(request_sheet(found, works, kernel))
+    if (targets := target_sheet(found)).rows:
+        sheets.append(targets)
     if old:
         sheets.append(against_sheet(found, old, works))
     for sheet in sheets:

@@ -12,6 +12,7 @@ from bench.nfs import command
 from bench.nfs.plan import BARE, BINDFS, OPTIONS, NfsPlan, Record, parse_records
 from bench.nfs.report import against_sheet, doubts, ratio_sheet, request_sheet
 from bench.nfs.results import Case, NfsMeasurement, NfsRun
+from bench.nfs.targets import TARGETS, target_sheet
 from bench.nfs.work import Amounts, all_nfs_work
 from bench.over_nfs import EXPORTS
 from cloakfs.config.parse import parse_options
@@ -118,6 +119,20 @@ def test_the_table_compares_with_the_bare_export() -> None:
     assert sheet.head == ["", "bare, µs", BINDFS, CALLER]
     assert sheet.rows == [["append, 1 line", "100, 200", "–, 1.50", "2, –"]]
     assert run.kernels() == ["6.1", "6.12"]
+
+
+def test_targets_are_compared_with_what_was_measured() -> None:
+    run = NfsRun()
+    for export, kernel, time in ((BARE, "6.1", 100), (CALLER, "6.1", 801), (BARE, "6.12", 100), (CALLER, "6.12", 799)):
+        run.measured[case(export, "list+stat", kernel=kernel)] = [measured(time)]
+    sheet = target_sheet(run)
+    assert sheet.head == ["export", "work", "NFS", "wanted", "6.1", "6.12"]
+    assert sheet.rows == [[CALLER, "list+stat", "3", "≤ 8", "8 missed", "8 reached"]]
+
+
+def test_targets_are_of_works_and_exports_that_there_are() -> None:
+    assert {target.work for target in TARGETS} <= WORKS.keys()
+    assert {target.export for target in TARGETS} <= OPTIONS.keys()
 
 
 def test_requests_are_those_of_one_unit() -> None:
