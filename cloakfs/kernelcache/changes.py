@@ -123,7 +123,7 @@ class Changes:
         self._watch = watch
         if isinstance(watch, SharedWatch):
             self._share(watch)
-            for handle in watch.known():
+            for handle in self._known():
                 watch.note(handle)
         for filesystem in sorted(self._nodes.mounts.filesystems, key=lambda it: len(it.path)):  # what is above first
             self._add(filesystem)
@@ -173,29 +173,38 @@ class Changes:
             return watch
 
         watch = await trio.to_thread.run_sync(connect)
-        self._share(watch)
+        former = [before] if isinstance(before, SharedWatch) else []
+        self._share(watch, *former)
         await watch.note_known()
-        if self._all_watched() != filesystems:
+        is_done = self._all_watched() == filesystems
+        if is_done:
+            # What has happened until now was reported to `before`. Since a while ago, it is reported to both.
+            if not await self.catch_up():
+                self._handle_overflow()
+            watch.on_own = self._handle_own
+            self._watch, self._former = watch, before
+            self._following.cancel()
+        else:
             watch.close()
-            return False
-        # What has happened until now was reported to `before`. Since a while ago, it is reported to both.
-        if not await self.catch_up():
-            self._handle_overflow()
-        watch.on_own = self._handle_own
-        self._watch, self._former = watch, before
-        self._following.cancel()
-        return True
+        self._share(*([watch] if is_done else former))
+        return is_done
 
     def _all_watched(self) -> list[MountedFilesystem]:
         return [filesystem for same in self._watched.values() for filesystem in same]
 
-    def _share(self, watch: SharedWatch) -> None:
+    def _share(self, *watches: SharedWatch) -> None:
         """Say what this mount's kernel may know, before it is told: changes of anything else are not reported."""
+
+        def note(handle: bytes) -> None:
+            for watch in watches:
+                watch.note(handle)
+
+        for watch in watches:
+            watch.known = self._known
+            watch.on_unwatched = self._set_unwatched
         registry = self._nodes.registry
-        watch.known = self._known
-        watch.on_unwatched = self._set_unwatched
-        registry.on_known = self._invalidation.on_hidden = watch.note
-        self._invalidation.on_proof = partial(watch.note, ANY_FILE)
+        registry.on_known = self._invalidation.on_hidden = note
+        self._invalidation.on_proof = partial(note, ANY_FILE)
         registry.on_found = self._confirm
 
     def _known(self) -> Iterator[bytes]:
@@ -240,7 +249,7 @@ class Changes:
         self._watched.setdefault(fsid, []).append(filesystem)
         # Which callers may know of something also depends on the directories above.
         filesystem.watched = all(
-            other.watched or other is filesystem
+            other in self._reporting or other is filesystem
             for other in self._nodes.mounts.filesystems
             if filesystem.path.startswith(f"{other.path}/") or other is self._nodes.root.filesystem
         )

@@ -133,9 +133,9 @@ def hints(made: Plan) -> list[Remark]:
     return [
         Remark(
             mount.location,
-            "without subtree_check, the kernel caches nothing that only some callers may see: listing a home takes some "
-            "ten times as long. With it, a file that is renamed to another directory can become stale for a client "
-            "that has it open. Give subtree_check or no_subtree_check (docs/nfs.md)",
+            "without subtree_check, the kernel caches nothing that only some callers may see: listing a home takes "
+            "some ten times as long. With it, a file that is renamed to another directory can become stale for a "
+            "client that has it open. Give subtree_check or no_subtree_check (docs/nfs.md)",
         )
         for mount in made.mounts
         if made.server == "knfsd" and root.leaves_subtree_check_open(mount.options)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from cloakfs.kernelcache.cachepolicy import SHORT_SECONDS
 from cloakfs.kernelcache.sharedwatch import watcher_path
 from cloakfs.kernelcache.watcherprocess import ChangeWatcher
 from cloakfs.linux import sockets
@@ -25,10 +26,11 @@ from cloakfs.tuning import Tuning
 from tests.agents import User
 from tests.mount.conftest import Mount, daemons_with, told, watchers
 from tests.mount.loopfs import filesystem
+from tests.mount.test_caching import requests
 from tests.mount.test_limits import drop_caches
 from tests.mount.test_watcher import is_seen, log_what_is_heard, several, the_watcher, watching
 from tests.processes import kill
-from tests.waiting import wait_until
+from tests.waiting import let_expire, wait_until
 
 MOUNTS = 3
 OTHER = 3001
@@ -71,6 +73,18 @@ def exists_soon(path: str) -> bool:
     return exists
 
 
+def is_cached_for_long(m: Mount, paths: list[str]) -> bool:
+    """Whether a look at these takes no request, more than a second after the last one."""
+    for path in paths:
+        os.stat(path)
+    let_expire(SHORT_SECONDS + 0.1)
+    before = requests(m)
+    for path in paths:
+        os.stat(path)
+    counts = requests(m) - before
+    return not counts["lookup"] + counts["getattr"]
+
+
 def test_one_that_stands_still_is_replaced(tree: str, mounts: list[Mount]) -> None:
     Path(tree, "file").touch()
     os.chmod(f"{tree}/file", 0o644)
@@ -107,11 +121,13 @@ def test_what_is_mounted_while_it_stands_still(tree: str, mounts: list[Mount]) -
     assert not any("(tmpfs): changes" in m.log for m in mounts)
 
 
-def test_what_is_mounted_while_it_is_replaced(tree: str, mounts: list[Mount]) -> None:
+@pytest.mark.usefixtures("figures_at_once")
+def test_what_is_mounted_while_it_is_replaced(base: str, tree: str) -> None:
     names = [f"inside-{number}" for number in range(4)]
     for name in names:
         os.mkdir(f"{tree}/{name}")
     with contextlib.ExitStack() as stack:
+        mounts = stack.enter_context(several(base, tree, MOUNTS))
         for name in names:
             kill(the_watcher())
             stack.enter_context(mounted_inside(f"{tree}/{name}"))
@@ -121,7 +137,9 @@ def test_what_is_mounted_while_it_is_replaced(tree: str, mounts: list[Mount]) ->
         for name in names:
             os.chmod(f"{tree}/{name}/file", 0o600)
             wait_until(is_seen(mounts, name, "file", mode=0o600), 5)
-    assert not any("(tmpfs): changes" in m.log for m in mounts)
+        assert not any("(tmpfs): changes" in m.log for m in mounts)
+        for m in mounts:
+            wait_until(partial(is_cached_for_long, m, [m.at(name, "file") for name in names]))
 
 
 def test_nothing_is_cached_for_long_while_there_is_none(
