@@ -21,7 +21,7 @@ def watch_changes(filesystem: Filesystem) -> None:
     # With several views, a change made through one of them is behind the mount for the others.
     own = filesystem.views.top
     try:
-        if _is_alone(filesystem):
+        if is_alone(filesystem):
             watch: Watch | SharedWatch = Watch(own=own)
         else:
             watch = _shared_watch(own=own)
@@ -42,14 +42,15 @@ async def share_changes(filesystem: Filesystem) -> None:
     """
     cache = filesystem.cache
     is_first = cache.is_reading_all_changes
-    if _is_alone(filesystem) if is_first else not cache.hears_too_much:
+    if is_alone(filesystem) if is_first else not cache.hears_too_much:
         return
     with contextlib.suppress(OSError, subprocess.CalledProcessError):  # another time
         if await cache.share_changes(lambda: SharedWatch(RUN_DIR, own=filesystem.views.top)) and is_first:
             log.info("other mounts show the same: from now on, %s reads the changes", watcherprocess.NAME)
 
 
-def _is_alone(filesystem: Filesystem) -> bool:
+def is_alone(filesystem: Filesystem) -> bool:
+    """Whether no other mount shows what this one shows, except what lies on other machines."""
     presence = filesystem.passthrough.presence
     local = [shown for shown in filesystem.nodes.mounts.filesystems if not shown.remote]
     return all(presence.is_alone(shown.shared_key) for shown in local)

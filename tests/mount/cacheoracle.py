@@ -946,7 +946,7 @@ def install(delays: int | None = None, *, shared: bool = False, later: bool = Fa
     replace(watching, "Watch", CheckedSharedWatch if shared else CheckedWatch)
     replace(watching, "SharedWatch", CheckedSharedWatch)
     is_alone = chain([True], repeat(not later))
-    replace(watching, "_is_alone", lambda _: next(is_alone))
+    replace(watching, "is_alone", lambda _: next(is_alone))
     if delays is not None:
         CheckedFilesystem.delays = CheckedWatch.delays = CheckedSharedWatch.delays = random.Random(delays)
         invalidate_late(None, _NAMES_SECONDS, random.Random(delays))

@@ -16,6 +16,7 @@ PACKAGE = Path(cloakfs.__file__).parent
 
 # What runs beside the answering of requests without `tasks`: groups of tasks that somebody waits for.
 WAITED_FOR = {
+    "background/forkserver.py": 2,  # what a command says, and how it ends
     "filesystem/relookup.py": 1,
     "tree/views.py": 2,  # asking the user database, and giving it up
     "fuse/loop.py": 1,  # the workers of the session: whatever they raise is answered, or is the end of the session
