@@ -1,5 +1,6 @@
 """The way of a command through the code: how many functions are called, and in how many files."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -31,11 +32,13 @@ def measure(call: Callable[[], Any]) -> Journey:
             called.append(file)
 
     call()
+    gc.disable()  # what is left of other tests may call something when it is collected
     sys.setprofile(note)
     try:
         call()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return Journey.of(called)
 
 
