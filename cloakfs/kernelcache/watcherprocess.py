@@ -26,6 +26,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from ..linux import fanotify, ownfiles, process, sockets
@@ -95,12 +96,23 @@ class _Shown(NamedTuple):
     """Where a file system is shown.
 
     Attributes:
-        fd: a descriptor on it.
         tops: by the handle of a directory, a descriptor on each mount of the kernel that has it as its top.
     """
 
-    fd: int
     tops: dict[bytes, list[int]]
+
+    @property
+    def fd(self) -> int:
+        """A descriptor on it."""
+        return next(iter(self.tops.values()))[0]
+
+    def through(self, handle: bytes) -> list[int]:
+        """Return descriptors on mounts by which all places are reached that a directory is in.
+
+        It is in one directory of the file system, and where it is mounted as the top of a mount.
+        """
+        others = (fds[0] for top, fds in self.tops.items() if top != handle)
+        return [*islice(others, 1), *self.tops.get(handle, ())]
 
 
 class ChangeWatcher:
@@ -181,7 +193,8 @@ class ChangeWatcher:
             table, mounts = self._table()
             column = next(number for number in range(COLUMNS) if number not in mounts)
             table.clear(column)
-            pid = sockets.peer_pid(connection)  # as events have it, also of a daemon in a pid namespace
+            # As events have it, also of a daemon in a pid namespace. One that is not seen here is told of its own, too.
+            pid = sockets.peer_pid(connection) or -1
             mount = _Mount(connection, table, column, pid, bool(said["own"]))
             answer = ANSWER + json.dumps({"column": column, "pid": pid}).encode()
             socket.send_fds(connection, [answer], [table.fd, self._marks.fd])
@@ -314,9 +327,10 @@ class ChangeWatcher:
                 mounts.setdefault(calls.name_to_handle(fd)[1], fd)
             if not mounts:
                 return None
-            shown = self._shown[fsid] = _Shown(next(iter(mounts.values())), {})
+            tops: dict[bytes, list[int]] = {}
             for number, fd in mounts.items():
-                shown.tops.setdefault(_top(fd, number), []).append(fd)
+                tops.setdefault(_top(fd, number), []).append(fd)
+            self._shown[fsid] = _Shown(tops)
         return self._shown[fsid]
 
     def _is_linked(self, event: Event) -> bool:
@@ -345,7 +359,7 @@ class ChangeWatcher:
         if shown is None:
             return set()
         found = set()
-        for mounted in (shown.fd, *shown.tops.get(event.target, ())):
+        for mounted in shown.through(event.target):
             try:
                 fd = _find(mounted, event.target)
             except OSError as exc:

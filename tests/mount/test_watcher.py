@@ -297,6 +297,22 @@ def test_who_hears_of_a_file_that_is_changed_without_its_name(base: str) -> None
             os.close(file)
 
 
+def test_a_directory_that_is_mounted_elsewhere_too(base: str) -> None:
+    """A change of it is told to who knows the directory above, whichever of the two mounts the watcher looks at."""
+    with filesystem("ext4", base) as tree, contextlib.ExitStack() as stack:
+        inside, elsewhere = f"{tree}/inside", f"{tree}/elsewhere/again"
+        for path in (inside, elsewhere):
+            os.makedirs(path)
+        subprocess.run(["mount", "--bind", inside, elsewhere], check=True)
+        stack.callback(subprocess.run, ["umount", "--lazy", elsewhere], check=True)
+        watches = [stack.enter_context(watching(base, path, 1))[0] for path in (elsewhere, tree, elsewhere, tree)]
+        watches[1].note(handle_of(tree))
+        watches[3].note(handle_of(f"{tree}/elsewhere"))
+        heard(watches)
+        os.chmod(inside, 0o700)
+        assert heard(watches) == [False, True, False, True]
+
+
 def test_it_ends_after_the_last_mount(base: str, tree: str) -> None:
     with several(base, tree, 2):
         pid = the_watcher()
