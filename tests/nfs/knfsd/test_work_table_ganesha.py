@@ -6,6 +6,7 @@ The clients are the kernel's, as in test_work_table.py, and the servers machines
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from cloakfs.nfs.plan import mount_name
 from tests.agents import User
 from tests.mount.conftest import COMMAND
+from tests.mount.loopfs import filesystem
 from tests.nfs.knfsd.fixtures import sh
 from tests.nfs.knfsd.ganeshahost import GaneshaHost
 from tests.nfs.knfsd.worktable import (
@@ -71,12 +73,18 @@ PER_CALLER = (CLOAK, "no_root_squash", "subtree_check", "no_client_cache", MAP)
 
 
 class Exports:
-    """The exports, on two machines: of the bare trees, and of entries, which are added when they are wanted."""
+    """The exports, on two machines: of the bare trees, and of entries, which are added when they are wanted.
+
+    The trees lie on ext4: Ganesha 6 exports no tmpfs.
+    """
 
     def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._top = self._stack.enter_context(filesystem("ext4", "/tmp", "trees", mib=64))
         self._bare, self._cloak = GaneshaHost("bare", 1), GaneshaHost("cloak", 2)
         self._mounted: list[str] = []
-        self._bare_trees = {squash: f"/tree/bare{n}" for n, squash in enumerate({e.bare for e in TRIED.values()})}
+        squashes = enumerate({entry.bare for entry in TRIED.values()})
+        self._bare_trees = {squash: f"{self._top}/bare{n}" for n, squash in squashes}
         self._trees: dict[str, str] = {}
         for tree in self._bare_trees.values():
             self._fill(tree, CALLERS)
@@ -105,7 +113,7 @@ class Exports:
 
     def _serve(self, name: str) -> None:
         is_up = bool(self._trees)
-        tree = self._trees[name] = f"/tree/ganesha{len(self._trees)}"
+        tree = self._trees[name] = f"{self._top}/ganesha{len(self._trees)}"
         self._fill(tree, TRIED[name].callers)
         with open("/tmp/ganesha.d/x.exports", "a", encoding="ascii") as file:
             file.write(f"{tree} *(insecure,rw,{TRIED[name].options})\n")
@@ -125,6 +133,7 @@ class Exports:
         log = self._cloak.sh("cat", "/run/cloakfs/export-default.log")
         self._cloak.close()
         self._bare.close()
+        self._stack.close()
         assert "Traceback" not in log, log
 
 
