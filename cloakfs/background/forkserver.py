@@ -79,7 +79,7 @@ class ForkServer:
             finally:
                 os.close(their_status)
                 os.close(their_said)
-            async with trio.open_nursery() as nursery:  # it waits while a pipe is full
+            async with trio.open_nursery() as nursery:  # the command waits while a pipe is full
                 nursery.start_soon(_read_all, status_stream, ended)
                 nursery.start_soon(_read_all, said_stream, text)
         return ForkedResult(int(ended) if ended else None, text.decode("utf-8", "replace"))

@@ -194,13 +194,13 @@ class KernelCache:
         return self._changes.is_reading_all
 
     @property
-    def hears_too_much(self) -> bool:
-        """Whether to note anew what the kernel may know (`Changes.hears_too_much`)."""
-        return self._changes.hears_too_much
+    def has_stale_notes(self) -> bool:
+        """Whether to note anew what the kernel may know (`Changes.has_stale_notes`)."""
+        return self._changes.has_stale_notes
 
-    def look_after_watcher(self) -> None:
+    def check_watcher(self) -> None:
         """Leave a watcher that has stopped. This is to be called every second."""
-        self._changes.look_after_watcher()
+        self._changes.check_watcher()
 
     async def share_changes(self, make: Callable[[], SharedWatch]) -> bool:
         """Have the watcher report changes from now on (`Changes.share`)."""

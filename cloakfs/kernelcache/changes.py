@@ -132,8 +132,8 @@ class Changes:
         self._access_paths.is_up_to_date = self._is_up_to_date
 
     @property
-    def hears_too_much(self) -> bool:
-        """Whether most of what this process hears may be of no interest to it, while others tell it what they read."""
+    def has_stale_notes(self) -> bool:
+        """Whether most of what was noted for the watcher may be objects that the kernel has forgotten."""
         if not isinstance(self._watch, SharedWatch):
             return False
         return self._watch.notes > _MOST_NOTES + _SHARE_OF_NOTES * len(self._nodes.registry.by_number)
@@ -143,18 +143,16 @@ class Changes:
         """Whether this process reads all changes itself."""
         return isinstance(self._watch, Watch)
 
-    def look_after_watcher(self) -> None:
+    def check_watcher(self) -> None:
         """Leave a watcher that has stopped. This is to be called every second."""
         if isinstance(self._watch, SharedWatch):
-            self._watch.look_after()
+            self._watch.check()
 
     async def share(self, make: Callable[[], SharedWatch]) -> bool:
-        """Have the watcher report, from now on, what is changed of what the kernel may know now, or from now on.
-
-        So far, this process has read everything, or has been told more than that, as what it noted stays noted.
+        """Have the watcher report changes of all that the kernel may know, in place of the present watch.
 
         Returns:
-            False if that has to be tried again: something was mounted meanwhile.
+            False if that has to be tried again: something was mounted meanwhile, or others change too much.
 
         Raises:
             OSError: there is no watcher, or it cannot watch what this process does.
@@ -176,11 +174,9 @@ class Changes:
         former = [before] if isinstance(before, SharedWatch) else []
         self._share(watch, *former)
         await watch.note_known()
-        is_done = self._all_watched() == filesystems
+        # `before` has reported what happened until now; both report what happens since all was noted.
+        is_done = await self.catch_up() and self._all_watched() == filesystems
         if is_done:
-            # What has happened until now was reported to `before`. Since a while ago, it is reported to both.
-            if not await self.catch_up():
-                self._handle_overflow()
             watch.on_own = self._handle_own
             self._watch, self._former = watch, before
             self._following.cancel()
@@ -423,25 +419,10 @@ class Changes:
             place = self._nodes.locator.place_of(filesystem, event.target)
             if place is not None:
                 self._invalidation.invalidate_listing(place[0])
-        elif event.mask & FAN_ONDIR or (not event.name and self._is_linked(filesystem, event.target)):
+        elif event.mask & FAN_ONDIR or (not event.name and calls.is_linked(filesystem.fd, event.target)):
             for directory in list(self._invalidation.proven):
                 if directory.filesystem is filesystem:
                     self._invalidation.invalidate_listing(directory)
-
-    @staticmethod
-    def _is_linked(filesystem: MountedFilesystem, handle: bytes) -> bool:
-        """Whether the file with this handle, which was changed without a name, still has a name: any. True in doubt.
-
-        That is so if it was changed by handle, or got another hard link, or lost one.
-        """
-        try:
-            fd = calls.find_handle(filesystem.fd, handle)
-        except OSError as exc:
-            return exc.errno not in (errno.ESTALE, errno.ENOENT)
-        try:
-            return calls.fstat(fd).st_nlink > 0
-        finally:
-            calls.close(fd)
 
     def _invalidate_negative_by_handle(self, filesystem: MountedFilesystem, handle: bytes) -> None:
         """Invalidate the negative dentry of a hidden directory that has changed. The event does not name it."""

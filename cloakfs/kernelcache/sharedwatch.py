@@ -38,7 +38,7 @@ _LARGEST = 1 << 16
 _ANSWER_SECONDS = 1.0
 _LOCK_SECONDS = 5.0  # another process may wait for an answer twice
 _ANSWER_IN_LOOP_SECONDS = 0.3  # all requests wait
-_MOST_IDLE = 2  # looks, a second apart, after which a watcher that passes nothing on counts as stopped
+_STOPPED_CHECKS = 2  # a second apart, after which a watcher that passes nothing on counts as stopped
 _RETRY_SECONDS = 1.0
 _STEP_SECONDS = 0.0003
 _LOCK_RETRY_SECONDS = 0.005
@@ -117,7 +117,7 @@ class SharedWatch:
         """How many objects were noted since the connection was made; the same ones may have been noted repeatedly."""
         return 0 if self._link is None else self._link.notes
 
-    def look_after(self) -> None:
+    def check(self) -> None:
         """Leave a watcher that passes nothing on. This is to be called every second."""
         if self._link is not None and self._link.is_stopped():
             log.warning("the watcher of changes (process %d) has stopped; it is replaced", self._link.watcher)
@@ -292,7 +292,7 @@ class _WatcherLink:
         count, (before, times) = self.table.count, self._seen
         is_at_work = bool(count & 1 or self._queue.poll(0))
         self._seen = count, times + 1 if is_at_work and count == before else 0
-        return self._seen[1] >= _MOST_IDLE
+        return self._seen[1] >= _STOPPED_CHECKS
 
     def read(self) -> bytes | None:
         """Return what the watcher has sent, as much as is handled in one step; None if some of it was lost."""

@@ -289,10 +289,10 @@ class ChangeWatcher:
     def _concerned(self, event: Event) -> list[_Mount]:
         """Return the mounts that are told of an event."""
         try:
-            handles = set() if event.mask & FAN_Q_OVERFLOW else self._places(event)
-        except OSError:  # it cannot be told where it was
-            handles = set()
-        if not handles:
+            handles = None if event.mask & FAN_Q_OVERFLOW else self._places(event)
+        except OSError:  # it cannot be found out where it was
+            handles = None
+        if handles is None:
             return [*self._mounts.values()]
         found = {}
         for table, mounts in self._tables:
@@ -336,16 +336,7 @@ class ChangeWatcher:
     def _is_linked(self, event: Event) -> bool:
         """Whether a file that an event is about still has a name; True in doubt."""
         shown = self._shown_now(event.fsid)
-        if shown is None:
-            return True
-        try:
-            fd = _find(shown.fd, event.target)
-        except OSError as exc:
-            return exc.errno not in (errno.ESTALE, errno.ENOENT)
-        try:
-            return calls.fstat(fd).st_nlink > 0
-        finally:
-            calls.close(fd)
+        return shown is None or calls.is_linked(shown.fd, event.target)
 
     def _above(self, event: Event) -> set[bytes]:
         """Return the handle of the directory above the one that an event is about.

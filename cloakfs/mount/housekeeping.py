@@ -41,7 +41,7 @@ class Housekeeping:
         """Make the numbers of objects durable every second, for ever, and see that changes are still reported."""
         while True:
             await trio.sleep(_SECOND)
-            self._filesystem.cache.look_after_watcher()
+            self._filesystem.cache.check_watcher()
             with contextlib.suppress(Unstored):  # it is logged, and raised again when a number is needed
                 while self._index.commit():
                     await trio.sleep(0)

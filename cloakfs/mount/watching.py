@@ -42,7 +42,8 @@ async def share_changes(filesystem: Filesystem) -> None:
     """
     cache = filesystem.cache
     is_first = cache.is_reading_all_changes
-    if is_alone(filesystem) if is_first else not cache.hears_too_much:
+    is_wanted = not is_alone(filesystem) if is_first else cache.has_stale_notes
+    if not is_wanted:
         return
     with contextlib.suppress(OSError, subprocess.CalledProcessError):  # another time
         if await cache.share_changes(lambda: SharedWatch(RUN_DIR, own=filesystem.views.top)) and is_first:

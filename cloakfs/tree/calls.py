@@ -11,6 +11,7 @@ All functions raise `OSError`, like the system call that they are named after.
 """
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
@@ -93,6 +94,18 @@ def find_handle(mount_fd: int, handle: bytes, flags: int = 0) -> int:
     """Return a descriptor (O_PATH) for a file handle. Only the daemon can do this (CAP_DAC_READ_SEARCH)."""
     assume(ROOT)
     return linux.open_by_handle(mount_fd, handle, os.O_PATH | os.O_NOFOLLOW | flags)
+
+
+def is_linked(mount_fd: int, handle: bytes) -> bool:
+    """Whether the file with this handle still has a name: any. True in doubt."""
+    try:
+        fd = find_handle(mount_fd, handle)
+    except OSError as exc:
+        return exc.errno not in (errno.ESTALE, errno.ENOENT)
+    try:
+        return fstat(fd).st_nlink > 0
+    finally:
+        close(fd)
 
 
 def statx(credentials: Credentials, at: int, name: bytes) -> tuple[Stat, int]:

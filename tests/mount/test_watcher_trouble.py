@@ -34,7 +34,7 @@ from tests.waiting import let_expire, wait_until
 
 MOUNTS = 3
 OTHER = 3001
-OF_A_MOMENT = 0.7  # for which a request may wait for a watcher that does not answer
+OF_A_MOMENT = 2.0  # for which a request may wait for a watcher that does not answer
 
 
 @pytest.fixture
