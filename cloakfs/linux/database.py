@@ -10,6 +10,7 @@ class Database(sqlite3.Connection):
 
     close = as_daemon(sqlite3.Connection.close)
     execute = as_daemon(sqlite3.Connection.execute)
+    executemany = as_daemon(sqlite3.Connection.executemany)
     executescript = as_daemon(sqlite3.Connection.executescript)
 
 

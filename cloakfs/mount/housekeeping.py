@@ -45,6 +45,8 @@ class Housekeeping:
             with contextlib.suppress(Unstored):  # it is logged, and raised again when a number is needed
                 while self._index.commit():
                     await trio.sleep(0)
+            while self._filesystem.nodes.numbers.commit():
+                await trio.sleep(0)
 
     async def _find_reserves(self) -> None:
         """Find out for which file systems of the tree blocks are reserved for a group by now.

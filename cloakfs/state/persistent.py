@@ -19,11 +19,17 @@ VERSION = 1
 """The version of the record of a mount. 0.1.0 wrote none."""
 
 INDEX = "nodes.sqlite"
+PLACES = "places.sqlite"
 IMAGE = "identity"
 _RECORD = "mount.json"
 
 # In the order of removal: as long as anything is left, the record says of which mount it is.
-_FILES = (INDEX, f"{INDEX}-wal", f"{INDEX}-shm", f"{INDEX}-journal", IMAGE, ownfiles.beside(_RECORD), _RECORD)
+_FILES = (
+    *(f"{name}{end}" for name in (INDEX, PLACES) for end in ("", "-wal", "-shm", "-journal")),
+    IMAGE,
+    ownfiles.beside(_RECORD),
+    _RECORD,
+)
 
 _key = re.compile(r".+-[0-9a-f]{12}", re.DOTALL)
 

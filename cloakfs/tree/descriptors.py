@@ -21,7 +21,8 @@ _IN_USE = 8
 # How many idle descriptors are checked in one step.
 _AT_ONCE = 256
 
-_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""The errors that say that an object may well exist, but cannot be opened now."""
 
 
 class Descriptors:
@@ -66,7 +67,7 @@ class Descriptors:
             else:
                 fd = self._open_by_name(obj)
         except OSError as exc:
-            if exc.errno not in _NO_DESCRIPTORS:
+            if exc.errno not in NO_DESCRIPTORS:
                 raise Stale from None
             if not self.shed():
                 raise
@@ -88,7 +89,7 @@ class Descriptors:
             try:
                 fd = calls.find(linux.ROOT, self.fd(parent), name)
             except OSError as exc:
-                if exc.errno in _NO_DESCRIPTORS:
+                if exc.errno in NO_DESCRIPTORS:
                     raise
                 continue
             try:

@@ -51,7 +51,7 @@ _SECRET_BYTES = 32
 
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
-VERSION = 2
+VERSION = 3
 """The version of the database that this cloakfs writes."""
 
 # The step from each version to the next. Version 0 is an empty database, or that of 0.1.0, which had these tables.
@@ -79,6 +79,10 @@ _STEPS = (
     INSERT INTO sqlite_sequence SELECT 'keyed', seq FROM sqlite_sequence WHERE name = 'objects';
     DROP TABLE objects;
     ALTER TABLE keyed RENAME TO objects;
+    """,
+    """
+    CREATE TABLE numbering (computed INTEGER NOT NULL);
+    INSERT INTO numbering SELECT 0 WHERE EXISTS (SELECT 1 FROM objects);
     """,
 )
 
@@ -137,6 +141,7 @@ class Index:
 
     Attributes:
         trouble: why numbers cannot be stored at present; None if they can.
+        is_computed: whether the numbers of objects are computed where that is possible (`numbers`).
 
     Raises:
         OSError: the file cannot be opened, or belongs to another user.
@@ -154,6 +159,7 @@ class Index:
         try:
             self.secret = self._secret()
             self._last = self._last_given()
+            self.is_computed = self._was_computed()
         except BaseException:
             self._db.close()
             raise
@@ -225,16 +231,26 @@ class Index:
             raise sqlite3.DatabaseError("is damaged (it has no secret of the right length)")
         return key
 
+    def _was_computed(self) -> bool:
+        row = self._db.execute("SELECT computed FROM numbering").fetchone()
+        return row is not None and row[0] == 1
+
+    @property
+    def path(self) -> str:
+        """The path of the database file, or `MEMORY`."""
+        return self._path
+
     @property
     def last(self) -> int:
         """The largest number that was ever given to an object."""
         return self._last
 
-    def claim(self, number: int, handle: bytes) -> bool:
+    def claim(self, number: int, handle: bytes, *, computed: bool = False) -> bool:
         """Ensure that `number` belongs to the object with this handle.
 
         If it belonged to another one until now, the tree was replaced: all objects and the secret are forgotten, so
-        that old file handles are stale.
+        that old file handles are stale. Then, and for a new index, `computed` says whether the numbers of objects are
+        to be computed from now on (`is_computed`).
 
         Returns:
             False if everything had to be forgotten.
@@ -251,8 +267,11 @@ class Index:
                 ("DELETE FROM sqlite_sequence WHERE name = 'objects'", ()),
                 ("UPDATE secret SET key = ?", (secrets.token_bytes(_SECRET_BYTES),)),
                 ("INSERT INTO objects VALUES (?, ?, 0, x'')", (number, _key(handle))),
+                ("DELETE FROM numbering", ()),
+                ("INSERT INTO numbering VALUES (?)", (int(computed),)),
             ]
         )
+        self.is_computed = computed
         self.secret = self._secret()
         self._last = self._last_given()
         return row is None

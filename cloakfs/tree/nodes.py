@@ -1,12 +1,13 @@
 """Nodeids: which (view, object) the kernel means by a number, even after FORGET and after a restart.
 
     nodeid (63 bits)  =  view number (15 bits)  |  object number (48 bits)
-    generation (32)   =  keyed hash of (nodeid, file handle), with a secret of the mount
+    generation (32)   =  keyed hash of (nodeid, file handle, name of the view), with a secret of the mount
 
-The object number comes from the index. The root of the tree is object 1 and a caller view has the number 0, so that
-nodeid 1 is the root of a plain mount, as FUSE requires. An object is identified by the file handle that its file system
-gives it (name_to_handle_at(2)), prefixed with the number of the mount it lies on: the same inode below two
-bind mounts is two objects, because a directory can have only one place in the kernel's dentry cache.
+The object number is computed from the file handle (`computed`), or comes from the index. The root of the tree is object
+1 and a caller view has the number 0, so that nodeid 1 is the root of a plain mount, as FUSE requires. An object is
+identified by the file handle that its file system gives it (name_to_handle_at(2)), prefixed with the number of the
+mount it lies on: the same inode below two bind mounts is two objects, because a directory can have only one place in
+the kernel's dentry cache.
 
 Deleted objects leave the index. The deletion of one that is not in use goes unnoticed, so the index is swept for them.
 """
@@ -14,6 +15,7 @@ Deleted objects leave the index. The deletion of one that is not in use goes unn
 import errno
 import hashlib
 import logging
+import os
 from collections.abc import Callable
 
 from ..tuning import STANDARD, Tuning
@@ -22,7 +24,8 @@ from .descriptors import Descriptors
 from .index import Index
 from .locate import Locator
 from .mounts import TreeMounts
-from .objects import ROOT, TRANSIENT, Object
+from .numbers import Numbers
+from .objects import ROOT, Object
 from .positions import Positions
 from .prefault import Prefaulter
 from .registry import Registry
@@ -54,6 +57,7 @@ class Nodes:
         registry: the objects, their numbers and names.
         locator: where they are.
         prefaulter: has threads read from slow file systems what a request needs.
+        numbers: gives objects their numbers.
         index: the numbers that are stored.
         positions: translates positions in directories.
         sweeper: removes deleted objects from the index.
@@ -69,14 +73,16 @@ class Nodes:
         self.index = index
         self.mounts = mounts = TreeMounts(source, index, covered=covered, tuning=tuning)
         self.descriptors = descriptors = Descriptors(mounts, max_fds)
-        self.registry = registry = Registry(index, mounts, descriptors, tuning.most_levels)
-        if registry.is_replaced:
+        self.numbers = numbers = Numbers(index, mounts, descriptors)
+        self.registry = registry = Registry(numbers, mounts, descriptors, tuning.most_levels)
+        if numbers.is_replaced:
             log.warning("%s is not the directory that it was before: old file handles are stale", source)
         self.locator = locator = Locator(source, mounts, descriptors, registry, tuning.most_levels)
-        self.sweeper = Sweeper(index, mounts, registry)
+        self.sweeper = Sweeper(index, mounts, registry, numbers)
         self.prefaulter = Prefaulter(mounts, descriptors, registry, locator)
         self.positions = Positions(index.secret)
         self.root = registry.root
+        self._names: dict[int, bytes] = {}  # of views, by number
         self._by_number = registry.by_number
 
     @staticmethod
@@ -101,14 +107,22 @@ class Nodes:
         view = nodeid >> OBJECT_BITS
         cached = obj.descriptor
         if cached is None or cached.generation >> 32 != view:
-            digest = hashlib.blake2b(
-                nodeid.to_bytes(8, "little") + obj.handle, key=self.index.secret, digest_size=4
-            ).digest()
+            whole = nodeid.to_bytes(8, "little") + self.numbers.stable(obj.number, obj.handle) + self._name_of(view)
+            digest = hashlib.blake2b(whole, key=self.index.secret, digest_size=4).digest()
             generation = int.from_bytes(digest, "little")
             if cached is None:
                 return generation
             cached.generation = view << 32 | generation
         return cached.generation & 0xFFFFFFFF
+
+    def _name_of(self, view: int) -> bytes:
+        """Return the name of a view, if its number may be that of another one on another machine."""
+        if not view or self.numbers.computed is None:
+            return b""
+        name = self._names.get(view)
+        if name is None:
+            name = self._names[view] = os.fsencode(self.index.view_label(view) or "")
+        return name
 
     def get(self, nodeid: int) -> Object:
         """Return the object that a nodeid names.
@@ -122,9 +136,7 @@ class Nodes:
     def was_given(self, nodeid: int) -> bool:
         """Whether some object ever had this nodeid; True when in doubt."""
         view, number = nodeid >> OBJECT_BITS, nodeid & OBJECT_MASK
-        if number >= TRANSIENT:
-            return not all(filesystem.has_handles for filesystem in self.mounts.filesystems)
-        return 0 < number <= self.index.last and (not view or self.index.view_label(view) is not None)
+        return self.numbers.was_given(number) and (not view or self.index.view_label(view) is not None)
 
     def known_as(self, nodeid: int) -> Object | None:
         """Return the object that a nodeid names, if it need not be restored from the index."""
@@ -135,18 +147,20 @@ class Nodes:
         return self.registry.forget(nodeid & OBJECT_MASK, count)
 
     def close(self) -> None:
-        """Close every descriptor."""
+        """Close every descriptor, and write what has yet to be written."""
+        self.numbers.close()
         self.descriptors.close_all()
         self.mounts.close()
 
 
 class Sweeper:
-    """Goes through the index of one tree, a few objects at a time."""
+    """Goes through what is stored about the objects of one tree, a few at a time."""
 
-    def __init__(self, index: Index, mounts: TreeMounts, registry: Registry) -> None:
+    def __init__(self, index: Index, mounts: TreeMounts, registry: Registry, numbers: Numbers) -> None:
         self._index = index
         self._mounts = mounts
         self._registry = registry
+        self._numbers = numbers
         self._last = 0  # the number of the object that was checked last
         boot = filesystems.boot_id()
         self._lost = {number for number, key in index.filesystems() if filesystems.is_lost(key, boot)}
@@ -172,17 +186,19 @@ class Sweeper:
         ]
         lost = [number for number, of, _ in unused if of in self._lost]
         chosen = [(number, sure[of], handle) for number, of, handle in unused if of in sure]
+        noted = [one for one in self._numbers.next_places(_SWEEP) if one[0] not in self._registry.by_number]
 
         def check() -> list[int]:
-            return lost + [number for number, fd, handle in chosen if _is_gone(fd, handle)]
+            gone = [number for number, fd, handle in chosen if _is_gone(fd, handle)]
+            return lost + gone + [number for number, identity in noted if self._numbers.is_gone(identity)]
 
         return check
 
     def swept(self, gone: list[int]) -> None:
-        """Remove these objects from the index, unless they have come into use."""
+        """Forget these objects, unless they have come into use."""
         for number in gone:
             if number not in self._registry.by_number:
-                self._index.remove(number)
+                self._numbers.remove(number)
 
 
 def _is_gone(mount_fd: int, handle: bytes) -> bool:

@@ -19,8 +19,8 @@ from ..linux import Credentials, Stat
 from . import calls
 from .descriptors import Descriptors
 from .filesystems import MountedFilesystem
-from .index import Index
 from .mounts import TreeMounts
+from .numbers import Numbers, Restored
 from .objects import ALL_VIEWERS, NEVER, NO_VIEWER, ROOT, TRANSIENT, Directory, Object, Stale, as_directory
 
 # How many further names of a file to hold; one with more may have to be looked up again to be used by handle.
@@ -169,7 +169,7 @@ class Registry:
     """The objects of one tree.
 
     Args:
-        index: stores their numbers and names.
+        numbers: gives their numbers, and restores what has one.
         mounts: which mounts names may lead to.
         descriptors: the cached descriptors.
         most_levels: how deep the tree may be (`Tuning.most_levels`).
@@ -177,7 +177,6 @@ class Registry:
     Attributes:
         by_number: all objects.
         root: the root of the tree, which is never dropped.
-        is_replaced: whether the tree had another root when the index was last used.
         epoch: increased when all that was verified is void; a `Directory.verified_epoch` with another value is void.
         audience_of_restored: who may know of an object that is restored because a request has its handle.
         disconnected: objects that may not be in their last known place, or that have none: most of them were moved out
@@ -190,9 +189,9 @@ class Registry:
             to be made; or None.
     """
 
-    def __init__(self, index: Index, mounts: TreeMounts, descriptors: Descriptors, most_levels: int) -> None:
+    def __init__(self, numbers: Numbers, mounts: TreeMounts, descriptors: Descriptors, most_levels: int) -> None:
         self._most_levels = most_levels
-        self._index = index
+        self._numbers = numbers
         self._mounts = mounts
         self._descriptors = descriptors
         self.by_number: dict[int, Object] = {}
@@ -206,18 +205,27 @@ class Registry:
         self.on_moved: Callable[[Object], None] = _ignore
         self.on_known: Callable[[bytes], None] | None = None
         self.on_found: Callable[[Object, int, Stat], None] | None = None
-        handle, filesystem = mounts.identify(mounts.top, None)
-        self.is_replaced = not index.claim(ROOT, handle)
-        self.root: Object = Directory(ROOT, handle, filesystem)
+        self.root: Object = Directory(ROOT, numbers.root, mounts.root)
         self.root.audience = ALL_VIEWERS
         self._add(self.root)
         descriptors.cache(self.root, mounts.top)
 
     def _add(self, obj: Object) -> None:
+        before = self.by_number.get(obj.number)
+        if before is not None:
+            self._replace(before, obj)
         self.by_number[obj.number] = obj
         self._by_handle[obj.handle] = obj
         if self.on_known is not None:
             self.on_known(obj.handle[4:])
+
+    def _replace(self, gone: Object, obj: Object) -> None:
+        """Note that a file which is gone has left its computed number to `obj`: the kernel forgets both as one."""
+        obj.lookups, gone.lookups = gone.lookups, 0
+        self._by_handle.pop(gone.handle, None)
+        self.disconnected.pop(gone, None)
+        self._descriptors.close(gone)
+        self.drop_if_unused(leave(gone))
 
     def handles(self) -> Iterator[bytes]:
         """Yield the handles of all objects that are known now, as their file systems give them."""
@@ -225,35 +233,43 @@ class Registry:
             yield handle[4:]
 
     def restore(self, number: int) -> Object:
-        """Restore an object, and what is above it, from the index.
+        """Restore an object, and what is above it, as far as that is remembered.
 
         Raises:
             Stale: its number was never given, or it is too deep in the tree (`Tuning.most_levels`).
+            OSError: there are too many descriptors.
         """
-        rows: dict[int, tuple[bytes, bytes, MountedFilesystem]] = {}
-        # No recursion, since a path may have more levels than Python allows.
-        while number and number not in self.by_number and number not in rows:
-            if len(rows) > self._most_levels:
-                raise Stale
-            row = self._index.find(number)
-            if row is None:
-                if not rows:
+        rows: dict[int, Restored] = {}
+        try:
+            # No recursion, since a path may have more levels than Python allows.
+            while number and number not in self.by_number and number not in rows:
+                if len(rows) > self._most_levels:
                     raise Stale
-                break  # the directory that it was in is gone: it may be somewhere else
-            handle, above, name = row
-            filesystem = self._mounts.by_number.get(int.from_bytes(handle[:4], "little"))
-            if filesystem is None:
-                raise Stale
-            rows[number] = handle, name, filesystem
-            number = above
+                row = self._numbers.restored(number)
+                if row is None:
+                    if not rows:
+                        raise Stale
+                    break  # the directory that it was in is gone: it may be somewhere else
+                if rows and row.fd >= 0:
+                    calls.close(row.fd)
+                    row = row._replace(fd=-1)
+                rows[number] = row
+                number = row.parent
+        except BaseException:
+            for row in rows.values():
+                if row.fd >= 0:
+                    calls.close(row.fd)
+            raise
         parent = self.by_number.get(number)  # none if that is gone
-        for number, (handle, name, filesystem) in reversed(rows.items()):
-            obj = Directory(number, handle, filesystem)
+        for number, row in reversed(rows.items()):
+            obj = Directory(number, row.handle, row.filesystem)
             obj.audience = self.audience_of_restored
-            if parent is not None:
-                self._place(obj, parent, name)
+            if isinstance(parent, Directory):
+                self._place(obj, parent, row.name)
             self._add(obj)
             self.disconnected[obj] = None  # what became of it since was not noted
+            if row.fd >= 0:
+                self._descriptors.cache(obj, row.fd)
             parent = obj
         assert parent is not None
         return parent
@@ -274,7 +290,8 @@ class Registry:
             obj = self._by_handle.get(handle)
             if obj is None:
                 if filesystem.has_handles:
-                    number = self._number(handle, parent.number if parent is not None else 0, name, is_new=is_new)
+                    above = parent.number if parent is not None else 0
+                    number = self._numbers.given(handle, above, name, is_new=is_new)
                 else:
                     number = self._transient = self._transient + 1
                 is_file = info is not None and not stat.S_ISDIR(info.st_mode)
@@ -296,12 +313,6 @@ class Registry:
         else:
             calls.close(fd)
         return obj
-
-    def _number(self, handle: bytes, parent: int, name: bytes, *, is_new: bool) -> int:
-        number = self._index.made(handle, parent, name) if is_new else None
-        if number is None:
-            number = self._index.object(handle, parent, name)
-        return number
 
     def known(self, fd: int, parent: Object | None) -> Object | None:
         """Return the object that `fd` (O_PATH) refers to, if the kernel knows it already."""
@@ -358,8 +369,7 @@ class Registry:
     def move(self, obj: Object, parent: Object, name: bytes) -> None:
         """Record, also for after a restart, that `obj` is now `name` in `parent`."""
         self._place(obj, parent, name)
-        if obj.number < TRANSIENT:
-            self._index.moved(obj.number, parent.number, name)
+        self._numbers.moved(obj.number, parent.number, name)
 
     def _place(self, obj: Object, parent: Object, name: bytes) -> None:
         directory = as_directory(parent)
@@ -433,8 +443,9 @@ class Registry:
             if levels > _LEVELS_AT_ONCE:
                 self._unused.append(obj)
                 return
-            if self.by_number.pop(obj.number, None) is None:
+            if self.by_number.get(obj.number) is not obj:
                 return
+            del self.by_number[obj.number]
             self._by_handle.pop(obj.handle, None)
             self.disconnected.pop(obj, None)
             if (
@@ -443,7 +454,7 @@ class Registry:
                 and not obj.filesystem.remote
                 and calls.fstat(obj.fd).st_nlink == 0
             ):
-                self._index.remove(obj.number)
+                self._numbers.remove(obj.number)
             self._descriptors.close(obj)
             if isinstance(obj, Directory):
                 obj.blocking_ancestor = None  # it may be this object: then only the garbage collector would free it
