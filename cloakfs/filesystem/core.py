@@ -52,6 +52,7 @@ from .reconnect import HandleReconnection
 from .references import References
 from .relookup import DentryRelookup
 from .replies import Replies
+from .search import Search
 from .selfprobe import SelfProbe
 from .trace import Trace, Tracers
 
@@ -212,6 +213,7 @@ class Core(pyfuse3.Operations):
             on_change=self.recalls.changed if mode.knfsd else lambda _: None,
             tuning=tuning,
         )
+        self.search = Search(nodes)
         self.finder = Finder(nodes, self._note_hidden_name)
         self.find = self.finder.find
         self.replies = Replies(nodes, self.cache, mode)
@@ -313,22 +315,37 @@ class Core(pyfuse3.Operations):
             if result is VisibilityResult.HIDDEN and not has_open and not (or_open and self.files.has_open(who, obj)):
                 if obj is self.nodes.root:  # this mount's own policy does not hide it
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-                self.visibility.note_hidden(view, who, obj)
-                self.requests.counters.hidden_handles += 1
-                raise Stale
+                await self._require_sought(view, who, obj, info)
+                return await self._enter(inode, ctx, or_open=or_open, has_open=has_open, for_attributes=for_attributes)
         if (
             (self.nodes.registry.disconnected or not obj.filesystem.watched)
             and self._is_outside(view, who, obj)
             and not has_open
             and not (or_open and self.files.has_open(who, obj))
         ):
-            self.requests.counters.hidden_handles += 1
-            raise Stale
+            await self._require_sought(view, who, obj, info)
+            return await self._enter(inode, ctx, or_open=or_open, has_open=has_open, for_attributes=for_attributes)
         if self.cache.subtree_check and (pending := self.cache.note_viewer(number, obj, viewer)) is not None:
             await pending
             return await self._enter(inode, ctx, or_open=or_open, has_open=has_open, for_attributes=for_attributes)
         checked_caller = self.callers.checked_caller(view, who, ctx) if self.knfsd else None
         return Request(number, view, who, obj, fd, info, viewer, checked_caller, has_acl=has_acl, pin=pin, waits=waits)
+
+    async def _require_sought(self, view: View, who: Actor, obj: Object, info: linux.Stat) -> None:
+        """Have an object searched for that the caller would see if only it were known where it is.
+
+        Raises:
+            Stale: that is known, or was not found out.
+            FUSEError: EAGAIN: it takes longer.
+        """
+        if self.search.may_find(obj, info):
+            if not await self.search.wait_for(obj, info):
+                raise FUSEError(errno.EAGAIN)
+            return
+        if view.hides:
+            self.visibility.note_hidden(view, who, obj)
+        self.requests.counters.hidden_handles += 1
+        raise Stale
 
     def _is_outside(self, view: View, who: Actor, obj: Object) -> bool:
         """Whether the object was moved out of the tree, if the check of visibility does not find out where it is."""

@@ -232,6 +232,7 @@ class NameOperations(Core):
             and (self.nodes.registry.disconnected or not obj.filesystem.watched)
             and not view.policy_hides
             and not self.nodes.locator.is_in_tree(obj)
+            and not self.search.may_find(obj, obj.filesystem.stat(self.nodes.descriptors.fd(obj)))
         ):
             raise Stale
         if name == b"..":

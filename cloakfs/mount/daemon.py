@@ -184,6 +184,7 @@ class MountDaemon:
                 tasks.supervise("dropping what the kernel forgot", filesystem.references.run)
                 tasks.supervise("recalling delegations", filesystem.recalls.run)
                 tasks.supervise("counting probes", filesystem.probing.run)
+                tasks.supervise("searching for files", filesystem.search.run)
                 tasks.supervise("answering commands", self._control.serve, tasks)
                 if (seconds := self._supervisor.watchdog_seconds) is not None:
                     tasks.supervise("showing systemd that it answers", self._feed_watchdog, seconds)

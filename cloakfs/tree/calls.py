@@ -16,7 +16,7 @@ import fcntl
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from .. import linux
 from ..identity import ServerId
@@ -40,6 +40,9 @@ pread = os.pread
 preadv = os.preadv
 statx_fd: Callable[[int], tuple[Stat, int]] = linux.statx
 xfs_uuid = linux.xfs_uuid
+
+Entries: TypeAlias = "os._ScandirIterator[str]"
+"""An iterator over the entries of a directory, which can be closed (os.scandir)."""
 
 _FOUND = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -166,6 +169,12 @@ def name_in(credentials: Credentials, fd: int, inode: int, most: int) -> bytes |
             if entry.inode() == inode:
                 return os.fsencode(entry.name)
     return None
+
+
+def entries(credentials: Credentials, fd: int) -> Entries:
+    """Return an iterator over the entries of the directory that `fd` (open for reading) refers to; see scandir(3)."""
+    assume(credentials)
+    return os.scandir(fd)
 
 
 def is_empty(credentials: Credentials, fd: int) -> bool:

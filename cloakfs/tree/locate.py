@@ -225,20 +225,25 @@ class Locator:
         reported = self._registry.disconnected.get(obj)
         if reported is None or not reported.directory:
             return None
-        parent = self._registry.by_handle(reported.filesystem, reported.directory)
-        if parent is None:
-            try:
-                fd = calls.find_handle(reported.filesystem.fd, reported.directory, os.O_DIRECTORY)
-            except OSError:
-                return None
-            if not self._is_below_root(calls.dup(fd)):
-                calls.close(fd)
-                return None
-            parent = self._registry.resolve(fd, None, b"")
-        if self.is_at(info, parent, reported.name):
-            return parent, reported.name
+        parent = self.directory_below_root(reported.filesystem, reported.directory)
+        if parent is None or self.is_at(info, parent, reported.name):
+            return (parent, reported.name) if parent is not None else None
         self._registry.drop_if_unused(parent)
         return None
+
+    def directory_below_root(self, filesystem: MountedFilesystem, handle: bytes) -> Object | None:
+        """Return the directory that a file system knows by this handle; None if it is gone, or not below the root."""
+        known = self._registry.by_handle(filesystem, handle)
+        if known is not None:
+            return known
+        try:
+            fd = calls.find_handle(filesystem.fd, handle, os.O_DIRECTORY)
+        except OSError:
+            return None
+        if not self._is_below_root(calls.dup(fd)):
+            calls.close(fd)
+            return None
+        return self._registry.resolve(fd, None, b"")
 
     def _find_nearby(self, obj: Object, info: Stat) -> tuple[Object, bytes] | None:
         if obj.parent is None or self._registry.disconnected.get(obj) is not None:
