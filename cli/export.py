@@ -33,6 +33,7 @@ from cloakfs.nfs.hosts import unresolved
 from cloakfs.nfs.plan import Mount, Plan, ServerKind, absolute, hints, mount_name, plan
 from cloakfs.nfs.server import NfsServer, ServerError
 from cloakfs.reasons import who_locks
+from cloakfs.state import handlekey
 from cloakfs.state.runtime import STATE_DIR, mounted
 from cloakfs.state.versions import is_known, version_problem
 from cloakfs.tree.views import accounts_of
@@ -526,6 +527,32 @@ def _show(answer: dict[str, Any], *, with_warnings: bool) -> None:
     if with_warnings:
         for warning in answer["warnings"]:
             click.echo(printable(f"warning: {warning}"), err=True)
+
+
+@export.command("key")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead of text.")
+def key_command(*, as_json: bool) -> None:
+    """Make the key of file handles, /etc/cloakfs/key, unless there is one, and show its fingerprint.
+
+    With the key and the same configuration, clients' file handles outlive the loss of /var/lib/cloakfs, and are the
+    same on each machine that serves the tree. Copy the file there, keep a copy, and keep it secret: whoever has it can
+    forge file handles. Mounts that exist keep the handles that their clients have.
+
+    Exit status: 0 there is a key, 1 it cannot be made or used.
+    """
+    if os.geteuid() != 0:
+        fail("only root may use the key of file handles", FAILED)
+    try:
+        key = handlekey.read()
+        made = key is None
+        if key is None:
+            key = handlekey.make()
+    except OSError as exc:
+        fail(f"{exc.filename or handlekey.PATH}: {exc.strerror}", FAILED)
+    if as_json:
+        echo_json({"path": handlekey.PATH, "made": made, "fingerprint": key.fingerprint, "mounts": len(key.secrets)})
+    else:
+        click.echo(f"{handlekey.PATH}: {'made, ' if made else ''}fingerprint {key.fingerprint}")
 
 
 @export.command()

@@ -25,7 +25,7 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not below nohup(1)
 
 
 # tests/mount/test_sessions.py mounts over these, and what it starts would not find the code that it is to test.
-COVERED = (Path("/srv"), Path("/run"), Path("/var/log"), Path("/var/lib/cloakfs"))
+COVERED = (Path("/srv"), Path("/run"), Path("/var/log"), Path("/var/lib/cloakfs"), Path("/etc/cloakfs"))
 
 
 def pytest_configure() -> None:

@@ -23,9 +23,10 @@ from ..linux import mountinfo, ownfiles
 from ..messages import shell_word
 from ..plugin.loader import PolicyError, load_policy
 from ..stacking.lower import find_lower
-from ..state import persistent
+from ..state import handlekey, persistent
 from ..state.client import socket_of
-from ..state.runtime import PublishedState, all_mounted
+from ..state.handlekey import HandleKeyError
+from ..state.runtime import PublishedState, all_mounted, mount_key
 from ..state.versions import VersionError
 from ..tree.index import MEMORY, Index, Unstored
 from ..tree.nodes import Nodes
@@ -221,14 +222,22 @@ def _index(settings: Settings, path: str) -> Index:
     """Return where numbers are stored. For a mount that nothing exports, that is in memory if the file cannot be used.
 
     Raises:
-        MountError: the file of an exported mount cannot be used.
+        MountError: the file of an exported mount cannot be used, or that of the key.
         VersionError: its version is unknown.
     """
     try:
-        return Index(path, behind=not settings.mount_options.export_mode.is_exported)
+        key = handlekey.read()
+    except HandleKeyError as exc:
+        raise MountError(str(exc)) from exc
+    secret = None if key is None else key.secret(mount_key(settings.source, settings.target))
+    try:
+        return Index(path, behind=not settings.mount_options.export_mode.is_exported, secret=secret)
     except (OSError, sqlite3.Error) as exc:
         trouble = f"{path}: {exc.strerror if isinstance(exc, OSError) else exc}"
         hint = _hint(exc, os.path.dirname(path))
+        if isinstance(exc, OSError) and exc.errno == errno.ENOKEY:
+            give_up = f"cloakfs prune {shell_word(settings.target)}"
+            hint = f"put {handlekey.PATH} back, or give up the file handles that clients have ({give_up})"
         if settings.mount_options.export_mode.is_exported:
             raise MountError(f"{trouble}; {hint}") from exc
         log.warning(
@@ -236,7 +245,7 @@ def _index(settings: Settings, path: str) -> Index:
             trouble,
             hint,
         )
-        return Index(MEMORY, behind=True, trouble=trouble)
+        return Index(MEMORY, behind=True, trouble=trouble, secret=secret)
 
 
 def _nodes(settings: Settings, index: Index, max_fds: int) -> Nodes:

@@ -123,21 +123,20 @@ class ComputedNumbers:
         """Return what identifies the object with this handle, wherever the file system is mounted."""
         return self._identity + handle[_PREFIX:]
 
-    def open(self, packed: int) -> tuple[int, bytes]:
-        """Return a descriptor (O_PATH) of the object with this packed identity, and its handle (of `Object`).
+    def handle(self, packed: int) -> bytes:
+        """Return the handle (of `Object`) of the object with this packed identity.
 
         Raises:
             Stale: there is none.
             OSError: there are too many descriptors, for example.
         """
         inode = (packed >> self._kept).to_bytes(self._inode.stop - self._inode.start, sys.byteorder)
-        found = self._before + inode + self._between + bytes(self._generation.stop - self._generation.start)
-        fd = calls.find_handle(self._filesystem.fd, found[_PREFIX:])
+        sought = self._before + inode + self._between + bytes(self._generation.stop - self._generation.start)
+        fd = calls.find_handle(self._filesystem.fd, sought[_PREFIX:])
         try:
-            handle = self._before[:_PREFIX] + calls.name_to_handle(fd, self._filesystem.flags)[0]
-            if self.packed(handle) != packed:
-                raise Stale
-        except BaseException:
+            found = self._before[:_PREFIX] + calls.name_to_handle(fd, self._filesystem.flags)[0]
+        finally:
             calls.close(fd)
-            raise
-        return fd, handle
+        if self.packed(found) != packed:
+            raise Stale
+        return found

@@ -18,6 +18,7 @@ close together in the database, so that a million new objects are not a million 
 
 import contextlib
 import errno
+import hashlib
 import logging
 import os
 import secrets
@@ -37,6 +38,9 @@ log = logging.getLogger(__name__)
 # put into it together.
 _MANY = 1000
 
+MAX_VIEWS = (1 << 15) - 1
+"""How many views a mount may have."""
+
 MEMORY = ":memory:"
 """The path of an index that is in memory alone."""
 
@@ -48,6 +52,7 @@ _ERRNOS = {
     sqlite3.SQLITE_BUSY: errno.EAGAIN,
 }
 _SECRET_BYTES = 32
+_FINGERPRINT_BYTES = 16
 
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -100,6 +105,10 @@ def _key(handle: bytes) -> bytes:
     return handle[:8] + handle[8:end][::-1] + handle[end:]
 
 
+def _fingerprint(secret: bytes) -> bytes:
+    return hashlib.blake2b(secret, digest_size=_FINGERPRINT_BYTES, person=b"secret").digest()
+
+
 class Unstored(OSError):
     """A number cannot be made durable, or found: ENOSPC if the disk is full.
 
@@ -138,19 +147,26 @@ class Index:
         behind: numbers are made durable by the next `commit`, not before they are returned, and are held in memory if
             that fails.
         trouble: why the numbers are in memory, if `path` is `MEMORY`.
+        secret: that the key of file handles gives (`state.handlekey`), if there is one; then a new index has none of
+            its own.
 
     Attributes:
         trouble: why numbers cannot be stored at present; None if they can.
         is_computed: whether the numbers of objects are computed where that is possible (`numbers`).
+        secret: of the mount.
 
     Raises:
-        OSError: the file cannot be opened, or belongs to another user.
+        OSError: the file cannot be opened, or belongs to another user. ENOKEY: its secret is that of a key that there
+            is no more.
         sqlite3.Error: the file is not a database, is damaged, or cannot be written.
         VersionError: its version is unknown; the file is left unchanged.
     """
 
-    def __init__(self, path: str, *, behind: bool = False, trouble: str | None = None) -> None:
+    def __init__(
+        self, path: str, *, behind: bool = False, trouble: str | None = None, secret: bytes | None = None
+    ) -> None:
         self._path = path
+        self._of_key = secret
         self._behind = behind
         self.trouble = trouble
         if path != MEMORY:
@@ -204,7 +220,8 @@ class Index:
                 raise sqlite3.DatabaseError(f"is damaged ({' '.join(wrong.split())})")
             self._migrate(db, before)
             if db.execute("SELECT 1 FROM secret").fetchone() is None:
-                db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(_SECRET_BYTES),))
+                stored = secrets.token_bytes(_SECRET_BYTES) if self._of_key is None else _fingerprint(self._of_key)
+                db.execute("INSERT INTO secret VALUES (?)", (stored,))
         except BaseException:
             db.close()
             raise
@@ -226,10 +243,21 @@ class Index:
             db.executescript(f"BEGIN IMMEDIATE; {step} PRAGMA user_version = {number}; COMMIT")
 
     def _secret(self) -> bytes:
-        (key,) = self._db.execute("SELECT key FROM secret").fetchone()
-        if not isinstance(key, bytes) or len(key) != _SECRET_BYTES:
+        """Return the secret. One that the index has itself stays in force, so that old handles stay valid."""
+        (stored,) = self._db.execute("SELECT key FROM secret").fetchone()
+        if not isinstance(stored, bytes) or len(stored) not in (_SECRET_BYTES, _FINGERPRINT_BYTES):
             raise sqlite3.DatabaseError("is damaged (it has no secret of the right length)")
-        return key
+        is_own, given = len(stored) == _SECRET_BYTES, self._of_key
+        if is_own and stored != given:
+            self._of_key = None
+            return stored
+        if given is None:
+            raise OSError(errno.ENOKEY, "the key that its file handles were made with is missing", self._path)
+        if stored != _fingerprint(given):
+            if not is_own:
+                log.warning("%s: the key of file handles is another one now: old file handles are stale", self._path)
+            self._db.execute("UPDATE secret SET key = ?", (_fingerprint(given),))
+        return given
 
     def _was_computed(self) -> bool:
         row = self._db.execute("SELECT computed FROM numbering").fetchone()
@@ -261,11 +289,13 @@ class Index:
         row = self.find(number)
         if row is not None and row[0] == handle:
             return True
+        # A secret of the key stays: generations depend on the handles, too.
+        new = secrets.token_bytes(_SECRET_BYTES) if self._of_key is None else _fingerprint(self._of_key)
         self._write(
             [
                 ("DELETE FROM objects", ()),
                 ("DELETE FROM sqlite_sequence WHERE name = 'objects'", ()),
-                ("UPDATE secret SET key = ?", (secrets.token_bytes(_SECRET_BYTES),)),
+                ("UPDATE secret SET key = ?", (new,)),
                 ("INSERT INTO objects VALUES (?, ?, 0, x'')", (number, _key(handle))),
                 ("DELETE FROM numbering", ()),
                 ("INSERT INTO numbering VALUES (?)", (int(computed),)),
@@ -405,7 +435,7 @@ class Index:
         names = self._all_named()
         with contextlib.suppress(sqlite3.Error):
             self._db.close()
-        self._path = MEMORY
+        self._path, self._of_key = MEMORY, None
         self._db = self._opened(MEMORY)
         self._write(
             [
@@ -510,10 +540,21 @@ class Index:
     def view(self, label: str) -> int:
         """Return the number (from 1) of the view called `label`.
 
+        Where numbers are computed, it depends on the label and the secret, unless another view has that number.
+
         Raises:
             Unstored: it has none, and cannot get one.
         """
         return self._number("views", "label", label)
+
+    def _computed_view(self, label: str) -> int:
+        digest = hashlib.blake2b(os.fsencode(label), key=self.secret, digest_size=8, person=b"view").digest()
+        first = number = int.from_bytes(digest, "little") % MAX_VIEWS + 1
+        while self.view_label(number) is not None:
+            number = number % MAX_VIEWS + 1
+            if number == first:
+                return MAX_VIEWS + 1
+        return number
 
     def view_label(self, number: int) -> str | None:
         """Return the label of the view with this number, if there ever was one."""
@@ -530,8 +571,11 @@ class Index:
         row = self._row(table, column, value)
         if row is not None:
             return int(row[0])
-        others = (number for (of, _, _), number in self._named.items() if of == table)
-        number = max(_largest(self._rows(*_last_of(table))), *others, 0) + 1
+        if self.is_computed and table == "views":
+            number = self._computed_view(value)
+        else:
+            others = (number for (of, _, _), number in self._named.items() if of == table)
+            number = max(_largest(self._rows(*_last_of(table))), *others, 0) + 1
         self._named[table, column, value] = number
         try:
             while self.commit():

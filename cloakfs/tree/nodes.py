@@ -15,7 +15,6 @@ Deleted objects leave the index. The deletion of one that is not in use goes unn
 import errno
 import hashlib
 import logging
-import os
 from collections.abc import Callable
 
 from ..tuning import STANDARD, Tuning
@@ -34,7 +33,6 @@ log = logging.getLogger(__name__)
 
 OBJECT_BITS = 48
 OBJECT_MASK = (1 << OBJECT_BITS) - 1
-MAX_VIEWS = (1 << 15) - 1
 
 # How many objects of the index are checked in one go, which takes some milliseconds in a thread.
 _SWEEP = 200
@@ -82,7 +80,6 @@ class Nodes:
         self.prefaulter = Prefaulter(mounts, descriptors, registry, locator)
         self.positions = Positions(index.secret)
         self.root = registry.root
-        self._names: dict[int, bytes] = {}  # of views, by number
         self._by_number = registry.by_number
 
     @staticmethod
@@ -107,22 +104,14 @@ class Nodes:
         view = nodeid >> OBJECT_BITS
         cached = obj.descriptor
         if cached is None or cached.generation >> 32 != view:
-            whole = nodeid.to_bytes(8, "little") + self.numbers.stable(obj.number, obj.handle) + self._name_of(view)
+            identity = obj.handle if self.numbers.computed is None else self.numbers.identity(obj, view)
+            whole = nodeid.to_bytes(8, "little") + identity
             digest = hashlib.blake2b(whole, key=self.index.secret, digest_size=4).digest()
             generation = int.from_bytes(digest, "little")
             if cached is None:
                 return generation
             cached.generation = view << 32 | generation
         return cached.generation & 0xFFFFFFFF
-
-    def _name_of(self, view: int) -> bytes:
-        """Return the name of a view, if its number may be that of another one on another machine."""
-        if not view or self.numbers.computed is None:
-            return b""
-        name = self._names.get(view)
-        if name is None:
-            name = self._names[view] = os.fsencode(self.index.view_label(view) or "")
-        return name
 
     def get(self, nodeid: int) -> Object:
         """Return the object that a nodeid names.

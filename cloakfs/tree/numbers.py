@@ -9,13 +9,13 @@ import os
 from typing import NamedTuple
 
 from ..state.persistent import PLACES
-from . import calls, filesystems
+from . import filesystems
 from .computed import COMPUTED, ComputedNumbers, can_compute
 from .descriptors import NO_DESCRIPTORS, Descriptors
 from .filesystems import MountedFilesystem
 from .index import MEMORY, Index
 from .mounts import TreeMounts
-from .objects import ROOT, TRANSIENT, Stale
+from .objects import ROOT, TRANSIENT, Object, Stale
 from .places import Places
 
 
@@ -25,14 +25,12 @@ class Restored(NamedTuple):
     Attributes:
         handle: of the object.
         filesystem: on which it lies.
-        fd: a descriptor (O_PATH) of it, to be closed; -1 if there is none.
         parent: the number of the directory in which it was last seen; 0 if that is not known.
         name: its name there.
     """
 
     handle: bytes
     filesystem: MountedFilesystem
-    fd: int
     parent: int
     name: bytes
 
@@ -62,6 +60,7 @@ class Numbers:
         self.computed: ComputedNumbers | None = None
         self.places: Places | None = None
         self._last_place = 0
+        self._labels: dict[int, bytes] = {}  # of views, by number
         if index.is_computed and can:
             identity = filesystems.identity(mounts.top, filesystem.kind)
             self.computed = ComputedNumbers(filesystem, self.root, str(identity), index.secret)
@@ -70,7 +69,7 @@ class Numbers:
             if self.is_replaced:
                 self.places.clear()
 
-    def given(self, handle: bytes, parent: int, name: bytes, *, is_new: bool) -> int:
+    def given(self, handle: bytes, parent: Object | None, name: bytes, *, is_new: bool) -> int:
         """Return the number of the object with this handle, which was just seen as `name` in `parent`.
 
         `is_new` says that it was just made, and that no caller can have seen it.
@@ -81,25 +80,24 @@ class Numbers:
         if self.computed is not None and self.places is not None:
             packed = self.computed.packed(handle)
             if packed is not None:
-                if parent:
-                    self.places.note(packed, self._noted(parent), name)
+                if parent is not None:
+                    self.places.note(packed, self.computed.packed(parent.handle) or -parent.number, name)
                 return self.computed.number(packed)
-        number = self._index.made(handle, parent, name) if is_new else None
-        return self._index.object(handle, parent, name) if number is None else number
+        above = 0 if parent is None else parent.number
+        number = self._index.made(handle, above, name) if is_new else None
+        return self._index.object(handle, above, name) if number is None else number
 
-    def _noted(self, number: int) -> int:
-        """Return what `Places` notes for a directory."""
-        return self.computed.packed_of(number) if self.computed is not None and number & COMPUTED else -number
-
-    def moved(self, number: int, parent: int, name: bytes) -> None:
+    def moved(self, obj: Object, parent: Object, name: bytes) -> None:
         """Note that the object is now called `name` in `parent`."""
-        if number & COMPUTED and self.computed is not None and self.places is not None:
-            self.places.note(self.computed.packed_of(number), self._noted(parent), name)
-        elif number < TRANSIENT:
-            self._index.moved(number, parent, name)
+        if obj.number & COMPUTED and self.computed is not None and self.places is not None:
+            packed = self.computed.packed(obj.handle)
+            assert packed is not None
+            self.places.note(packed, self.computed.packed(parent.handle) or -parent.number, name)
+        elif obj.number < TRANSIENT:
+            self._index.moved(obj.number, parent.number, name)
 
     def remove(self, number: int) -> None:
-        """Note that the object was deleted."""
+        """Note that the object with this number was deleted."""
         if number & COMPUTED and self.computed is not None and self.places is not None:
             self.places.forget(self.computed.packed_of(number))
         elif number < TRANSIENT:
@@ -122,23 +120,22 @@ class Numbers:
         filesystem = self._mounts.by_number.get(int.from_bytes(handle[:4], "little"))
         if filesystem is None:
             raise Stale
-        return Restored(handle, filesystem, -1, parent, name)
+        return Restored(handle, filesystem, parent, name)
 
     def _computed(self, number: int) -> Restored | None:
         if self.computed is None or self.places is None:
             return None
         packed = self.computed.packed_of(number)
         try:
-            fd, handle = self._descriptors.with_descriptor(self.computed.open, packed)
+            handle = self._descriptors.with_descriptor(self.computed.handle, packed)
         except OSError as exc:
             if exc.errno in NO_DESCRIPTORS:
                 raise
             return None
         if handle == self.root:
-            calls.close(fd)
             return None
         parent, name = self.places.find(packed) or (0, b"")
-        return Restored(handle, self._mounts.root, fd, self.computed.number(parent) if parent > 0 else -parent, name)
+        return Restored(handle, self._mounts.root, self.computed.number(parent) if parent > 0 else -parent, name)
 
     def next_places(self, count: int) -> list[tuple[int, int]]:
         """Return (number, packed identity) of the next objects whose places are noted, again and again from the first.
@@ -155,7 +152,7 @@ class Numbers:
         """Whether there is no object with this packed identity any more. Any thread may ask."""
         try:
             if self.computed is not None:
-                calls.close(self.computed.open(packed)[0])
+                self.computed.handle(packed)
         except OSError as exc:
             return exc.errno == errno.ESTALE
         return False
@@ -168,11 +165,19 @@ class Numbers:
             return self.computed is not None and self.computed.is_plausible(number)
         return 0 < number <= self._index.last
 
-    def stable(self, number: int, handle: bytes) -> bytes:
-        """Return what identifies an object for as long as clients may have its number (`Nodes.generation`)."""
-        if self.computed is not None and (number & COMPUTED or number == ROOT):
-            return self.computed.stable(handle)
-        return handle
+    def identity(self, obj: Object, view: int) -> bytes:
+        """Return what identifies an object in a view, where numbers are computed, on any machine.
+
+        It names the view, whose number may be that of another one elsewhere.
+        """
+        assert self.computed is not None
+        whole = self.computed.stable(obj.handle) if obj.number & COMPUTED or obj.number == ROOT else obj.handle
+        if view:
+            label = self._labels.get(view)
+            if label is None:
+                label = self._labels[view] = os.fsencode(self._index.view_label(view) or "")
+            whole += label
+        return whole
 
     def commit(self) -> bool:
         """Write much of what was noted of places; return whether there is more."""

@@ -35,18 +35,16 @@ class Permutation:
         """Return what clients see of this number."""
         left, right = number >> _HALF, number & _LOW
         for keyed in self._rounds:
-            left, right = right, left ^ self._mixed(keyed, right)
+            mixed = keyed.copy()
+            mixed.update(right.to_bytes(_BYTES, "little"))
+            left, right = right, left ^ int.from_bytes(mixed.digest(), "little") & _LOW
         return left << _HALF | right
 
     def real(self, number: int) -> int:
         """Return the number of which clients see this."""
         left, right = number >> _HALF, number & _LOW
         for keyed in reversed(self._rounds):
-            left, right = right ^ self._mixed(keyed, left), left
+            mixed = keyed.copy()
+            mixed.update(left.to_bytes(_BYTES, "little"))
+            left, right = right ^ int.from_bytes(mixed.digest(), "little") & _LOW, left
         return left << _HALF | right
-
-    @staticmethod
-    def _mixed(keyed: hashlib.blake2b, half: int) -> int:
-        mixed = keyed.copy()
-        mixed.update(half.to_bytes(_BYTES, "little"))
-        return int.from_bytes(mixed.digest(), "little") & _LOW

@@ -240,36 +240,25 @@ class Registry:
             OSError: there are too many descriptors.
         """
         rows: dict[int, Restored] = {}
-        try:
-            # No recursion, since a path may have more levels than Python allows.
-            while number and number not in self.by_number and number not in rows:
-                if len(rows) > self._most_levels:
+        # No recursion, since a path may have more levels than Python allows.
+        while number and number not in self.by_number and number not in rows:
+            if len(rows) > self._most_levels:
+                raise Stale
+            row = self._numbers.restored(number)
+            if row is None:
+                if not rows:
                     raise Stale
-                row = self._numbers.restored(number)
-                if row is None:
-                    if not rows:
-                        raise Stale
-                    break  # the directory that it was in is gone: it may be somewhere else
-                if rows and row.fd >= 0:
-                    calls.close(row.fd)
-                    row = row._replace(fd=-1)
-                rows[number] = row
-                number = row.parent
-        except BaseException:
-            for row in rows.values():
-                if row.fd >= 0:
-                    calls.close(row.fd)
-            raise
+                break  # the directory that it was in is gone: it may be somewhere else
+            rows[number] = row
+            number = row.parent
         parent = self.by_number.get(number)  # none if that is gone
         for number, row in reversed(rows.items()):
             obj = Directory(number, row.handle, row.filesystem)
             obj.audience = self.audience_of_restored
-            if isinstance(parent, Directory):
+            if parent is not None:
                 self._place(obj, parent, row.name)
             self._add(obj)
             self.disconnected[obj] = None  # what became of it since was not noted
-            if row.fd >= 0:
-                self._descriptors.cache(obj, row.fd)
             parent = obj
         assert parent is not None
         return parent
@@ -290,8 +279,7 @@ class Registry:
             obj = self._by_handle.get(handle)
             if obj is None:
                 if filesystem.has_handles:
-                    above = parent.number if parent is not None else 0
-                    number = self._numbers.given(handle, above, name, is_new=is_new)
+                    number = self._numbers.given(handle, parent, name, is_new=is_new)
                 else:
                     number = self._transient = self._transient + 1
                 is_file = info is not None and not stat.S_ISDIR(info.st_mode)
@@ -369,7 +357,7 @@ class Registry:
     def move(self, obj: Object, parent: Object, name: bytes) -> None:
         """Record, also for after a restart, that `obj` is now `name` in `parent`."""
         self._place(obj, parent, name)
-        self._numbers.moved(obj.number, parent.number, name)
+        self._numbers.moved(obj, parent, name)
 
     def _place(self, obj: Object, parent: Object, name: bytes) -> None:
         directory = as_directory(parent)

@@ -13,8 +13,7 @@ from ..linux import userdatabase
 from ..messages import UserError
 from ..policy import Policy
 from ..view import LowerMount, View
-from .index import Index
-from .nodes import MAX_VIEWS
+from .index import MAX_VIEWS, Index
 
 if TYPE_CHECKING:
     import trio

@@ -294,11 +294,9 @@ def numbers_of(mount: Mount) -> str:
     return str(told["numbers"])
 
 
-def test_a_local_mount_goes_on_without_room_for_its_index(base: str, tree: str, user: MakeUser) -> None:
-    # Another tmpfs could come in its place and get its number.
-    require_disk(tree, "of a tmpfs, deleted files stay in the index until the next boot")
+def test_a_local_mount_goes_on_without_room_for_its_index(base: str, user: MakeUser) -> None:
     someone = user(2001)
-    with small_state(base, tree) as (path, state):
+    with filesystem("xfs", base) as tree, small_state(base, tree) as (path, state):
         with mounted(tree, path, "-o", NULL) as m:
             assert numbers_of(m) == ""
             assert someone.do(make_many, m.path, 5000) == (5000, 0)
@@ -323,10 +321,10 @@ def test_a_local_mount_goes_on_without_room_for_its_index(base: str, tree: str, 
                 assert os.stat(m.at(name)).st_ino == numbers[name]
 
 
-def test_an_exported_mount_makes_nothing_that_cannot_get_a_number(base: str, tree: str) -> None:
+def test_an_exported_mount_makes_nothing_that_cannot_get_a_number(base: str) -> None:
     """ENOSPC rather than EIO; what has a number can still be used, renamed and removed; no number is told in vain."""
     numbers: dict[str, int] = {}
-    with small_state(base, tree) as (path, state):
+    with filesystem("xfs", base) as tree, small_state(base, tree) as (path, state):
         with daemons_with(alterations.never_merge_the_index), mounted(tree, path, "-o", f"{NULL},knfsd") as m:
             os.mkdir(m.at("behind"))
             made, code = make_many(m.path, 5000)
@@ -369,6 +367,34 @@ def test_an_exported_mount_makes_nothing_that_cannot_get_a_number(base: str, tre
             assert len(os.listdir(m.at("behind"))) == 500
             os.mkdir(m.at("new"))
             assert os.stat(m.at("new")).st_ino not in numbers.values()
+
+
+def is_logged(m: Mount, text: str) -> bool:
+    return text in m.log
+
+
+def test_numbers_that_are_computed_need_no_room(base: str, tree: str, user: MakeUser) -> None:
+    """Neither to be given, nor to be found again; only files have to be searched for."""
+    require_disk(tree, "numbers are not computed on a tmpfs")
+    with small_state(base, tree) as (path, state):
+        for options in (NULL, f"{NULL},knfsd"):
+            shutil.rmtree(tree)
+            os.mkdir(tree)
+            with mounted(tree, path, "-o", options) as m:
+                write(os.path.join(state, "filler"), b"")
+                with contextlib.suppress(OSError):
+                    write(os.path.join(state, "filler"), bytes(1 << 20))
+                assert make_many(m.path, 5000) == (5000, 0)
+                handles = {name: handle_of(m.at(name)) for name in os.listdir(tree)[::500]}
+                wait_until(partial(is_logged, m, "files will be searched for"))
+                assert numbers_of(m) == ""
+                drop_caches()
+                assert {by_handle(m.path, handle) for handle in handles.values()} == {b""}
+                os.kill(m.pid, signal.SIGKILL)
+            os.unlink(os.path.join(state, "filler"))
+            with mounted(tree, path, "-o", options) as m:
+                assert {name: handle_of(m.at(name)) for name in handles} == handles
+                assert {by_handle(m.path, handle) for handle in handles.values()} == {b""}
 
 
 def damage(path: str) -> None:

@@ -123,7 +123,8 @@ def test_the_same_after_the_daemon_was_killed(kind: str, base: str) -> None:
         populate(source)
         with mount("-o", CLOAKED) as m:
             handle = handle_of(m.at("a", "b", "file"))
-            wait_until(lambda: is_stored(m, b"file"))  # on local mounts, a second later
+            if kind not in ("ext4", "btrfs"):  # where the index gives numbers: on local mounts, a second later
+                wait_until(lambda: is_stored(m, b"file"))
             die(m)
         with mount("-o", CLOAKED) as m:
             assert by_handle(m.path, handle) == b"a/b/file"
@@ -131,7 +132,7 @@ def test_the_same_after_the_daemon_was_killed(kind: str, base: str) -> None:
 
 def test_a_handle_that_was_not_durable_is_never_another_file(base: str) -> None:
     """The daemon was killed before it made them durable: the numbers are given again, but not as the same handles."""
-    with filesystem("ext4", base) as source, steady(source, base) as mount:
+    with filesystem("xfs", base) as source, steady(source, base) as mount:
         for attempt in range(10):
             with mount("-o", CLOAKED) as m:
                 for number in range(20):
@@ -176,10 +177,7 @@ def test_a_handle_survives_renames(kind: str, restart: bool, options: str, base:
         through, behind = handle_of(m.at("a", "file")), handle_of(m.at("a", "b", "file"))
         directory = handle_of(m.at("a", "b"))
         os.rename(m.at("a", "file"), m.at("moved"))
-        if options == NULL or not restart:
-            # (Where a file is that was moved behind the mount and is only known by an old place, nobody can tell:
-            # under a cloak_list it is stale until it is looked up.)
-            os.rename(m.real("a", "b"), m.real("c"))
+        os.rename(m.real("a", "b"), m.real("c"))
         drop_caches()
         if restart:
             stack.close()
@@ -349,10 +347,14 @@ def test_what_was_made_together_is_close_together_in_the_index(kind: str, base: 
 
 def test_a_deleted_file_leaves_the_index(tree: str, mount: Callable[..., Mount]) -> None:
     m = mount("-o", NULL)
+    places = os.path.join(os.path.dirname(index_of(m)), "places.sqlite")
+    path, question = (
+        (places, "SELECT name FROM places") if os.path.exists(places) else (index_of(m), "SELECT name FROM objects")
+    )
 
     def known() -> int:
-        with contextlib.closing(sqlite3.connect(f"file:{index_of(m)}?mode=ro", uri=True)) as db:
-            return sum(name.isdigit() for (name,) in db.execute("SELECT name FROM objects"))
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+            return sum(name.isdigit() for (name,) in db.execute(question))
 
     for number in range(20):
         write(m.at(str(number)), b"")
