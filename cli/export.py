@@ -1,6 +1,7 @@
 """`cloakfs export`: serve exports.d entries to other machines with an NFS server."""
 
 import contextlib
+import json
 import logging
 import os
 import select
@@ -10,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TextIO, cast
 
 import click
 import trio
@@ -26,7 +27,7 @@ from cloakfs.fuse.compatibility import offers_locks
 from cloakfs.fuse.detach import KINDS
 from cloakfs.linux import mountinfo, ownfiles, process
 from cloakfs.messages import printable
-from cloakfs.nfs import ganesha, knfsd, services, stale
+from cloakfs.nfs import ganesha, heads, knfsd, services, stale
 from cloakfs.nfs.ganesha_server import GaneshaServer, exports_of
 from cloakfs.nfs.guard import VERSION, Guard, control_path, take_down
 from cloakfs.nfs.hosts import unresolved
@@ -41,7 +42,7 @@ from cloakfs.tree.views import accounts_of
 from .background import in_background, in_foreground, open_for_us
 from .common import FORKED, console, fail, note, tuning
 from .completion import a_directory, a_file
-from .exits import FAILED, WRONG
+from .exits import FAILED, NEGATIVE, WRONG
 from .output import echo_json
 
 DEFAULT_PATH = "/etc/cloakfs/exports.d"
@@ -149,8 +150,12 @@ def export() -> None:
 
 
 def _service_options(command: Callable[..., None]) -> Callable[..., None]:
+    argument = click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=a_file)
+    return argument(_server_options(command))
+
+
+def _server_options(command: Callable[..., None]) -> Callable[..., None]:
     options = (
-        click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=a_file),
         click.option("--server", type=click.Choice(["knfsd", "ganesha"]), default="knfsd", show_default=True,
                      help="The kernel's server (a view per caller), or nfs-ganesha (fixed views)."),
         click.option("--root", metavar="DIR", default=DEFAULT_ROOT, show_default=True,
@@ -553,6 +558,54 @@ def key_command(*, as_json: bool) -> None:
         echo_json({"path": handlekey.PATH, "made": made, "fingerprint": key.fingerprint, "mounts": len(key.secrets)})
     else:
         click.echo(f"{handlekey.PATH}: {'made, ' if made else ''}fingerprint {key.fingerprint}")
+
+
+@export.command("same-as")
+@click.argument("file", required=False, type=click.File(encoding="utf-8"), shell_complete=a_file)
+@click.option(
+    "--exports",
+    "paths",
+    multiple=True,
+    metavar="PATH",
+    shell_complete=a_file,
+    help="A file or folder as for `up`; may be given several times.",
+)
+@_server_options
+@click.option("--json", "as_json", is_flag=True, help="Print the differences as a JSON list.")
+def same_as(*, file: TextIO | None, as_json: bool, **given: Any) -> None:
+    """Say what differs between this machine and another one that is to serve the same clients.
+
+    Without FILE, print the description of this machine: `cloakfs export same-as >head-a.json`. On the other one,
+    `cloakfs export same-as head-a.json` prints what differs: the entries, the trees, what the user database says of
+    their users, and the fingerprint of the key of file handles. A client that goes from one to the other then sees the
+    same files, by the same handles.
+
+    Exit status: 0 nothing differs, 1 something cannot be read, 2 an entry cannot be served, 3 something differs.
+    """
+    if os.geteuid() != 0:
+        fail("only root may compare machines", FAILED)
+    service = _service(given)
+    try:
+        made = service.plan()
+        if made.problems:
+            _print_remarks(made)
+            sys.exit(WRONG)
+        here = heads.describe(made)
+        if file is None:
+            echo_json(here)
+            return
+        there = heads.require_description(json.load(file), file.name)
+    except OSError as exc:
+        fail(f"{exc.filename}: {exc.strerror}", FAILED)
+    except (ValueError, ServerError) as exc:
+        fail(str(exc) if isinstance(exc, ServerError) else f"{file and file.name}: is not JSON", FAILED)
+    found = sorted(heads.differences(here, there))
+    if as_json:
+        echo_json(found)
+    else:
+        for line in found:
+            click.echo(printable(line))
+    sys.exit(NEGATIVE if found else 0)
 
 
 @export.command()

@@ -1,0 +1,105 @@
+"""What must be the same on machines that serve one tree (heads), so that clients can go from one to another.
+
+A head describes itself in a file, and another compares that with itself. The description has no secret: of the key of
+file handles, it has the fingerprint.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ..config.render import format_options
+from ..config.viewitems import User
+from ..linux import mountinfo, ownfiles, userdatabase
+from ..state import handlekey
+from ..state.versions import version_problem
+from .knfsd import export_options
+from .plan import Mount, Plan
+from .server import ServerError
+
+VERSION = 1
+"""The version of a description."""
+
+FIRST_USER, LAST_USER = 1000, 65533
+"""The uids of accounts that are compared; those of the machine itself may differ."""
+
+Description = dict[str, Any]
+
+
+def describe(made: Plan) -> Description:
+    """Return the description of this machine, which would serve this plan.
+
+    Raises:
+        HandleKeyError: the key cannot be used.
+        OSError: a tree cannot be reached.
+    """
+    key = handlekey.read()
+    named = {str(item) for mount in made.mounts for item in mount.options.views if isinstance(item, User)}
+    return {
+        "version": VERSION,
+        "server": made.server,
+        "key of file handles": None if key is None else key.fingerprint,
+        "mounts": {f"{mount.path} of {mount.client}": _of_mount(mount, made.server) for mount in made.mounts},
+        "accounts": dict(sorted(_accounts(named))),
+    }
+
+
+def _of_mount(mount: Mount, server: str) -> dict[str, str | None]:
+    return {
+        "tree": mount.source,
+        "file system": _file_system(mount.source),
+        "options": format_options(mount.options),
+        "export": export_options(mount) if server == "knfsd" else None,
+    }
+
+
+def _file_system(path: str) -> str:
+    """Return the kind and the number of a file system, and the inode number of the tree in it."""
+    fd = ownfiles.open_fd(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        place = mountinfo.by_id().get(mountinfo.id_of(fd))
+        number = ownfiles.fstatvfs(fd).f_fsid
+        return f"{place.kind if place is not None else 'unknown'} {number:x}, inode {ownfiles.fstat(fd).st_ino}"
+    finally:
+        os.close(fd)
+
+
+def _accounts(named: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the accounts of people, as far as the user database lists them, and those that are named by entries."""
+    wanted = set(named)
+    for entry in userdatabase.getpwall():
+        if FIRST_USER <= entry.pw_uid <= LAST_USER:
+            wanted.add(entry.pw_name)
+    for name in wanted:
+        try:
+            entry = userdatabase.getpwnam(name)
+        except KeyError:
+            continue
+        groups = sorted({*userdatabase.getgrouplist(name, entry.pw_gid)} - {entry.pw_gid})
+        yield name, ":".join([str(entry.pw_uid), str(entry.pw_gid), "+".join(map(str, groups))]).rstrip(":")
+
+
+def require_description(found: object, path: str) -> Description:
+    """Return what was read from a file as a description.
+
+    Raises:
+        ServerError: it is none, or of another version.
+    """
+    if not isinstance(found, dict) or "version" not in found:
+        raise ServerError(f"{path}: is not what cloakfs export same-as prints")
+    if found["version"] != VERSION:
+        raise ServerError(version_problem(path, found["version"], VERSION, "use the same cloakfs on both machines"))
+    return found
+
+
+def differences(here: object, there: object, of: str = "") -> Iterator[str]:
+    """Yield a line for each difference between two descriptions."""
+    if isinstance(here, Mapping) and isinstance(there, Mapping):
+        for name in {**here, **there}:
+            yield from differences(here.get(name), there.get(name), f"{of}, {name}" if of else str(name))
+    elif here != there:
+        yield f"{of}: {_told(here)} here, {_told(there)} there"
+
+
+def _told(value: object) -> str:
+    return "none" if value is None else "one" if isinstance(value, Mapping) else str(value)
