@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import trio
 
 from ..linux import Stat
+from ..tree.computed import COMPUTED
 from ..tree.nodes import Nodes
 from ..tree.objects import Object
 from ..tree.treewalk import FoundName, TreeWalk
@@ -79,7 +80,7 @@ class Search:
             and not stat.S_ISDIR(info.st_mode)
             and info.st_nlink > 0
             and obj.filesystem is registry.root.filesystem
-            and not obj.filesystem.by_threads
+            and (not obj.filesystem.by_threads or obj.number & COMPUTED > 0)
             and self._in_vain.get(obj.number) != info.st_ctime_ns
             and next(self._nodes.locator.places(obj, info), None) is None
         )
@@ -137,6 +138,8 @@ class Search:
 
     def _is_placed(self, number: int, found: FoundName) -> bool:
         registry, locator = self._nodes.registry, self._nodes.locator
+        if registry.root.filesystem.by_threads:
+            return self._is_placed_unseen(number, found)
         parent = locator.directory_below_root(registry.root.filesystem, found.directory)
         if parent is None:
             return False
@@ -153,6 +156,20 @@ class Search:
         finally:
             registry.drop_if_unused(parent)
         return True
+
+    def _is_placed_unseen(self, number: int, found: FoundName) -> bool:
+        """As `_is_placed`, where it may take long to look; the next request for the object verifies the place."""
+        registry = self._nodes.registry
+        directory = self._nodes.numbers.number_of(registry.root, found.directory)
+        try:
+            obj, parent = self._nodes.get(number), self._nodes.get(directory) if directory else None
+        except OSError:
+            return False
+        if parent is not None:
+            registry.move(obj, parent, found.name)
+            registry.disconnected.pop(obj, None)
+        registry.drop_if_unused(obj)
+        return parent is not None
 
     def _end(self, number: int, sought: _Sought) -> None:
         del self._sought[number]

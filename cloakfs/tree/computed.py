@@ -4,7 +4,7 @@ A handle of the file system has the inode number and, on most, a generation, whi
 is used again. The number of an object is made of its inode number and what bits of the generation it has room for, and
 is permuted (`permutation`). The way back is a handle without generation, which ext4 and btrfs accept. What is found by
 it gives its whole handle, on which the generation depends that clients get: so no client is led to another object that
-has the inode number by now. btrfs uses no inode number again.
+has the inode number by now. btrfs and CephFS use no inode number again; the handles of CephFS have no generation.
 
 The handles of one tree are all alike but for these two fields. What has another handle (another file system in the
 tree, a subvolume) has no such number, and gets one from the index.
@@ -49,6 +49,7 @@ _LAYOUTS = {
     "ext3": _EXT4,
     "ext4": _EXT4,
     "btrfs": _Layout(24, slice(4, 12), slice(20, 24), 0),  # the subvolume is in between
+    "ceph": _Layout(12, slice(4, 12), slice(12, 12), 0),  # no inode number is ever used again
 }
 
 
@@ -87,6 +88,7 @@ class ComputedNumbers:
         self._kept = layout.kept
         self._inode = slice(layout.inode.start + _PREFIX, layout.inode.stop + _PREFIX)
         self._generation = slice(layout.generation.start + _PREFIX, layout.generation.stop + _PREFIX)
+        self._is_whole = self._generation.start == self._generation.stop
         self._size = len(root)
         self._before, self._between = root[: self._inode.start], root[self._inode.stop : self._generation.start]
         self._identity = identity.encode() + b"\0"
@@ -116,6 +118,8 @@ class ComputedNumbers:
 
     def is_plausible(self, number: int) -> bool:
         """Whether an object may ever have had this number, a computed one. What somebody guesses rarely is."""
+        if self._is_whole:
+            return True  # inode numbers are from a range that is too large
         most = calls.fstatvfs(self._filesystem.fd).f_files or 1 << 32  # btrfs does not say
         return 0 < self.packed_of(number) >> self._kept <= most
 
@@ -132,6 +136,8 @@ class ComputedNumbers:
         """
         inode = (packed >> self._kept).to_bytes(self._inode.stop - self._inode.start, sys.byteorder)
         sought = self._before + inode + self._between + bytes(self._generation.stop - self._generation.start)
+        if self._is_whole:  # whether there is such an object may take long to find out (`prefault`)
+            return sought
         fd = calls.find_handle(self._filesystem.fd, sought[_PREFIX:])
         try:
             found = self._before[:_PREFIX] + calls.name_to_handle(fd, self._filesystem.flags)[0]

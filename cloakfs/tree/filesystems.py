@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 # Kinds whose id (f_fsid) is unique to the file system and permanent.
-_KNOWN_BY_ID = ("ext2", "ext3", "ext4", "btrfs")
+_KNOWN_BY_ID = ("ext2", "ext3", "ext4", "btrfs", "ceph")
 
 # The id of a tmpfs (from Linux 5.13 on) is unique, too, but the file system is gone after a reboot.
 _LOST_WITH_THE_BOOT = "tmpfs"
@@ -252,7 +252,7 @@ def former_key(inside: str, kind: str, identity: int | str) -> str | None:
 
     The entries from then are assumed to belong to the file system that is mounted now.
     """
-    return key(inside, kind, 0) if kind in ("xfs", _LOST_WITH_THE_BOOT) and identity else None
+    return key(inside, kind, 0) if kind in ("xfs", "ceph", _LOST_WITH_THE_BOOT) and identity else None
 
 
 def is_lost(known_as: str, boot: str) -> bool:

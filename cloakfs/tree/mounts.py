@@ -241,7 +241,8 @@ class TreeMounts:
     def _new_filesystem(self, mount_id: int, fd: int, place: mounts.Place | None) -> MountedFilesystem:
         path, kind = (place.path, place.kind) if place else (os.fsdecode(calls.path_of(fd)), "unknown")
         inside = os.path.relpath(path, self._source) if path.startswith(self._source.rstrip("/") + "/") else "."
-        identity = filesystems.identity(fd, kind)
+        # A remote file system may never answer; that of the root is waited for.
+        identity = 0 if kind == "ceph" and self.by_mount else filesystems.identity(fd, kind)
         key, former = filesystems.key(inside, kind, identity), filesystems.former_key(inside, kind, identity)
         number = self._index.filesystem(key, former)
         below_remote = False

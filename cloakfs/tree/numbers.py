@@ -87,6 +87,15 @@ class Numbers:
         number = self._index.made(handle, above, name) if is_new else None
         return self._index.object(handle, above, name) if number is None else number
 
+    def number_of(self, root: Object, handle: bytes) -> int:
+        """Return the number of the object that the file system of the root knows by this handle; 0 if none is computed.
+
+        Nobody is asked whether there is one.
+        """
+        whole = root.handle[:4] + handle
+        packed = None if self.computed is None else self.computed.packed(whole)
+        return ROOT if whole == root.handle else self.computed.number(packed) if self.computed and packed else 0
+
     def moved(self, obj: Object, parent: Object, name: bytes) -> None:
         """Note that the object is now called `name` in `parent`."""
         if obj.number & COMPUTED and self.computed is not None and self.places is not None:
