@@ -69,6 +69,8 @@ class Guest(SharedDirectory):
         drivers: the kernel modules to load.
         first: shell text with which its first process goes on after a command that succeeded, such as `exec` of
             another one. Without it, or when it ends, the guest does.
+        enter: words of a command that has the guest run in a network.
+        network: words of its kernel's command line, for its network devices.
     """
 
     def __init__(
@@ -79,6 +81,8 @@ class Guest(SharedDirectory):
         *,
         drivers: Sequence[str] = DRIVERS,
         first: str = "",
+        enter: Sequence[str] = (),
+        network: Sequence[str] = (),
     ) -> None:
         super().__init__("cloakfs-lab-", command)
         if first:
@@ -94,10 +98,10 @@ class Guest(SharedDirectory):
         processor = max(os.sched_getaffinity(0)) if processor is None else processor
         with open(os.path.join(self.out, "console"), "wb") as console, running_on({processor}):
             self._process = subprocess.Popen(
-                [_kernel() or "", f"mem={mib}M", "quiet", "loglevel=1", "root=none", "rootfstype=hostfs",
+                [*enter, _kernel() or "", f"mem={mib}M", "quiet", "loglevel=1", "root=none", "rootfstype=hostfs",
                  "rootflags=/", "ro", f"init={init}", f"lab.out={self.out}", f"lab.modules={modules}",
                  f"lab.drivers={','.join(drivers)}", f"lab.root={ROOT}", f"uml_dir={self.out}", "umid=guest",
-                 "con=null", "con0=null,fd:1"],
+                 "con=null", "con0=null,fd:1", *network],
                 stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, "TMPDIR": memory, "LD_PRELOAD": wide_fpu},
             )  # fmt: skip

@@ -75,7 +75,7 @@ class Search:
         registry = self._nodes.registry
         reported = registry.disconnected.get(obj)
         return (
-            obj in registry.disconnected
+            (obj in registry.disconnected or not obj.filesystem.watched)  # otherwise its renames were reported
             and (reported is None or not reported.directory)  # otherwise it was seen leaving the tree
             and not stat.S_ISDIR(info.st_mode)
             and info.st_nlink > 0

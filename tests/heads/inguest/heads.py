@@ -1,0 +1,136 @@
+"""A head: a client of CephFS and a mount of cloakfs, in a mount namespace of its own."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.lab.cephcluster import ADDRESS
+from cloakfs.linux.libc import check, libc
+from cloakfs.state.runtime import RUN_DIR, STATE_DIR, mount_key, mounted
+from tests.agents import User
+from tests.mount.conftest import COMMAND
+from tests.mount.test_trees import content_or_error, drop_caches, handle_of
+from tests.waiting import wait_until
+
+CEPH, MOUNT = "/tmp/ceph", "/tmp/mount"
+TREE = f"{CEPH}/tree"
+_CLONE_NEWNS = 0x20000
+_F_OFD_SETLK = 37
+
+
+def sh(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def _begin() -> None:
+    check(libc.unshare(_CLONE_NEWNS))
+    sh("mount", "--make-rprivate", "/")
+    for place in (CEPH, MOUNT, RUN_DIR, STATE_DIR):
+        os.makedirs(place, exist_ok=True)
+    for place in (RUN_DIR, STATE_DIR):
+        sh("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", place)
+    # Each mount that shares nothing is a client of its own.
+    sh("mount", "-i", "-t", "ceph", f"{ADDRESS}:/", CEPH, "-o", "name=admin,noshare,wsync")
+
+
+def _serve(options: str) -> None:
+    sh(*COMMAND, "mount", TREE, MOUNT, "-o", options)
+
+
+def _end(*, lose_state: bool) -> None:
+    with contextlib.suppress(KeyError, ProcessLookupError):
+        os.kill(mounted()[MOUNT].pid, signal.SIGKILL)
+    subprocess.run(["umount", "-l", MOUNT], check=False, capture_output=True)
+    wait_until(lambda: MOUNT not in mounted())
+    if lose_state:
+        shutil.rmtree(os.path.join(STATE_DIR, mount_key(TREE, MOUNT)))
+
+
+def _handle(name: str) -> bytes:
+    return handle_of(os.path.join(MOUNT, name))
+
+
+def _by_handle(handle: bytes) -> bytes | int | None:
+    return content_or_error(MOUNT, handle)
+
+
+def _as(uid: int, call: Callable[..., Any], *arguments: Any) -> Any:
+    with User(uid) as caller:
+        try:
+            return caller.do(call, *arguments)
+        except OSError as exc:
+            return exc.errno
+
+
+def lock(how: str, fd: int) -> int:
+    """Try to lock a file; return the errno."""
+    try:
+        if how == "flock":
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        elif how == "ofd":
+            fcntl.fcntl(fd, _F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))
+        else:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        return exc.errno or errno.EIO
+    return 0
+
+
+class Head:
+    """One head; what it does, a process does that sees its mounts.
+
+    Args:
+        options: of its mount of cloakfs.
+    """
+
+    def __init__(self, options: str) -> None:
+        self._options = options
+        self._process = User(0)
+        self.do = self._process.do
+        self.do(_begin)
+
+    def serve(self) -> None:
+        self.do(_serve, self._options)
+
+    def restart(self, *, lose_state: bool = False) -> None:
+        """Kill the daemon, and mount again."""
+        self.do(_end, lose_state=lose_state)
+        self.serve()
+
+    def handle(self, name: str) -> bytes:
+        return self.do(_handle, name)
+
+    def by_handle(self, handle: bytes) -> bytes | int | None:
+        """What the file that the handle names contains, or the errno."""
+        return self.do(_by_handle, handle)
+
+    def number(self, name: str) -> int:
+        return self.do(os.stat, os.path.join(MOUNT, name)).st_ino
+
+    def list_as(self, uid: int, name: str = "") -> list[str] | int:
+        """What a caller sees in a directory, or the errno."""
+        found = self.do(_as, uid, os.listdir, os.path.join(MOUNT, name))
+        return sorted(found) if isinstance(found, list) else found
+
+    def forget(self) -> None:
+        """Have the kernel forget all that nobody uses."""
+        self.do(drop_caches)
+
+    def log(self) -> str:
+        return self.do(Path(RUN_DIR, f"{mount_key(TREE, MOUNT)}.log").read_text)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError, AssertionError):
+            self.do(_end, lose_state=False)
+            self.do(sh, "umount", "-l", CEPH)
+        self._process.close()

@@ -1,0 +1,39 @@
+"""Runs tests/heads/inguest in a guest that reaches a small Ceph cluster on this machine."""
+
+import shlex
+import sys
+import time
+
+import pytest
+
+from bench.clone import ROOT
+from bench.lab import cephcluster
+from bench.lab.cephcluster import GUEST_ADDRESS, CephCluster
+from bench.lab.guest import DRIVERS, Guest, inside, missing_kernel
+
+_PATIENCE = 170.0
+
+_COMMAND = f"""\
+ip addr add {GUEST_ADDRESS} dev vec0 && ip link set vec0 up || exit
+cd {shlex.quote(ROOT)} || exit
+{shlex.quote(sys.executable)} -m pytest -q -rA -p no:cacheprovider --timeout=120 tests/heads/inguest
+"""
+
+
+@pytest.mark.timeout(240)
+def test_two_heads_of_one_cephfs() -> None:
+    if inside():
+        pytest.skip("boots a guest, which cannot be done in a guest")
+    if why := cephcluster.missing() or missing_kernel():
+        pytest.skip(why)
+    with (
+        CephCluster() as cluster,
+        Guest(_COMMAND, drivers=(*DRIVERS, "libceph", "ceph"), enter=cluster.enter, network=cluster.network) as guest,
+    ):
+        deadline = time.monotonic() + _PATIENCE
+        while guest.is_running() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        said = guest.said()
+        print(said)
+        assert guest.read("status").strip() == "0", said[-10000:]
+        assert " passed" in said
