@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-import time
 
 import pytest
 
@@ -10,6 +9,7 @@ from bench.clone import ROOT
 from bench.lab import cephcluster
 from bench.lab.cephcluster import GUEST_ADDRESS, CephCluster
 from bench.lab.guest import DRIVERS, Guest, inside, missing_kernel
+from tests.waiting import wait_until
 
 _PATIENCE = 170.0
 
@@ -30,9 +30,7 @@ def test_two_heads_of_one_cephfs() -> None:
         CephCluster() as cluster,
         Guest(_COMMAND, drivers=(*DRIVERS, "libceph", "ceph"), enter=cluster.enter, network=cluster.network) as guest,
     ):
-        deadline = time.monotonic() + _PATIENCE
-        while guest.is_running() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_until(lambda: not guest.is_running(), _PATIENCE, every=0.1)
         said = guest.said()
         print(said)
         assert guest.read("status").strip() == "0", said[-10000:]
