@@ -338,11 +338,16 @@ class Core(pyfuse3.Operations):
             Stale: that is known, or was not found out.
             FUSEError: EAGAIN: it takes longer.
         """
-        if self.search.may_find(obj, info):
-            if not await self.search.wait_for(obj, info):
+        # What is hidden by its own attributes is refused at once, like what is gone.
+        fd = self.nodes.descriptors.fd(obj)
+        is_hidden = view.cloak is not None and not is_entry_visible(view, who, obj.name, info, fd)
+        if not is_hidden and self.search.may_find(obj, info):
+            has_found = await self.search.has_found(obj, info)
+            if has_found is None:
                 raise FUSEError(errno.EAGAIN)
-            return
-        if view.hides:
+            if has_found:
+                return
+        if view.hides and not is_hidden:
             self.visibility.note_hidden(view, who, obj)
         self.requests.counters.hidden_handles += 1
         raise Stale

@@ -1,9 +1,10 @@
 """The key of file handles: machines that have the same one give clients the same handles.
 
 Handles have a generation that nobody can guess without the secret of their mount (`tree.nodes`). Without this file,
-each mount has a random secret in its state, and old handles are stale once that is lost. With it, secrets are computed
-from the key, for the source and the mount point, so that a machine that has nothing but the configuration and this
-file gives, and knows, the same handles. Whoever has the file can forge handles.
+each mount has a random secret in its state, and old handles are stale once that is lost. With it, secrets of mounts
+whose numbers are computed (`tree.numbers`) are computed, too, for the source and the mount point, so that a machine
+that has nothing but the configuration and this file gives, and knows, the same handles. Whoever has the file can forge
+handles.
 """
 
 import contextlib
@@ -69,23 +70,28 @@ def read() -> HandleKey | None:
         HandleKeyError: the file cannot be used.
     """
     try:
-        with ownfiles.open(PATH, encoding="utf-8") as file:
-            _require_secret(ownfiles.fstat(file.fileno()))
+        fd = ownfiles.open_fd(PATH, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with ownfiles.open(fd, encoding="utf-8") as file:
+            _require_secret(ownfiles.fstat(fd))
             content = json.load(file)
         if not is_known(content["version"], VERSION):
             raise HandleKeyError(version_problem(PATH, content["version"], VERSION, "use the cloakfs that wrote it"))
         key = HandleKey(_bytes(content["key"]), {str(name): _bytes(it) for name, it in content["mounts"].items()})
+        for name in key.secrets:
+            os.fsencode(name)
     except FileNotFoundError:
         return None
     except OSError as exc:
         raise HandleKeyError(f"{PATH}: {exc.strerror}") from exc
-    except (ValueError, TypeError, KeyError, AttributeError) as exc:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
         raise HandleKeyError(f"{PATH}: is damaged; put a copy of it back") from exc
     return key
 
 
 def _require_secret(info: os.stat_result) -> None:
     mode = stat.S_IMODE(info.st_mode)
+    if not stat.S_ISREG(info.st_mode):
+        raise HandleKeyError(f"{PATH}: is not a regular file")
     if info.st_uid != os.geteuid() or mode & 0o077:
         raise HandleKeyError(
             f"{PATH}: uid {info.st_uid} or others may read it (mode {mode:04o}), and could forge file handles: "
@@ -114,28 +120,32 @@ def make() -> HandleKey:
         "key": key.key.hex(),
         "mounts": {mount: secret.hex() for mount, secret in sorted(key.secrets.items())},
     }
-    fd = ownfiles.open_fd(PATH, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    # Who is killed, or reads meanwhile, has the whole file or none.
+    new = ownfiles.beside(PATH)
+    with contextlib.suppress(FileNotFoundError):
+        ownfiles.unlink(new)
+    fd = ownfiles.open_fd(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with ownfiles.open(fd, "w", encoding="utf-8") as file:
             json.dump(content, file, indent=1)
             file.write("\n")
             file.flush()
             os.fsync(fd)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            ownfiles.unlink(PATH)
-        raise
+        ownfiles.link(new, PATH)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            ownfiles.unlink(new)
     return key
 
 
 def _own_secrets() -> Iterator[tuple[str, bytes]]:
-    """Yield the secrets that are in the states of mounts, also of those that are mounted."""
+    """Yield the secrets in the states of mounts with computed numbers (`tree.numbers`), also of those mounted now."""
     for state in persistent.all_states():
         index = f"file:{quote(os.path.join(state.path, persistent.INDEX))}?mode=ro"
         with (
             contextlib.suppress(sqlite3.Error),
             contextlib.closing(database.connect(index, timeout=10, uri=True)) as db,
         ):
-            row = db.execute("SELECT key FROM secret").fetchone()
+            row = db.execute("SELECT key FROM secret JOIN numbering WHERE computed").fetchone()
             if row is not None and isinstance(row[0], bytes) and len(row[0]) == _BYTES:
                 yield state.key, row[0]

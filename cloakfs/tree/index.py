@@ -147,8 +147,8 @@ class Index:
         behind: numbers are made durable by the next `commit`, not before they are returned, and are held in memory if
             that fails.
         trouble: why the numbers are in memory, if `path` is `MEMORY`.
-        secret: that the key of file handles gives (`state.handlekey`), if there is one; then a new index has none of
-            its own.
+        secret: that the key of file handles gives (`state.handlekey`), if there is one. A new index whose numbers are
+            computed has none of its own then. (Where it gives the numbers, old handles must be stale if it is lost.)
 
     Attributes:
         trouble: why numbers cannot be stored at present; None if they can.
@@ -173,9 +173,9 @@ class Index:
             self._require_own_file()
         self._db = self._opened(path)
         try:
+            self.is_computed = self._was_computed()
             self.secret = self._secret()
             self._last = self._last_given()
-            self.is_computed = self._was_computed()
         except BaseException:
             self._db.close()
             raise
@@ -220,8 +220,7 @@ class Index:
                 raise sqlite3.DatabaseError(f"is damaged ({' '.join(wrong.split())})")
             self._migrate(db, before)
             if db.execute("SELECT 1 FROM secret").fetchone() is None:
-                stored = secrets.token_bytes(_SECRET_BYTES) if self._of_key is None else _fingerprint(self._of_key)
-                db.execute("INSERT INTO secret VALUES (?)", (stored,))
+                db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(_SECRET_BYTES),))
         except BaseException:
             db.close()
             raise
@@ -248,8 +247,7 @@ class Index:
         if not isinstance(stored, bytes) or len(stored) not in (_SECRET_BYTES, _FINGERPRINT_BYTES):
             raise sqlite3.DatabaseError("is damaged (it has no secret of the right length)")
         is_own, given = len(stored) == _SECRET_BYTES, self._of_key
-        if is_own and stored != given:
-            self._of_key = None
+        if is_own and not (self.is_computed and stored == given):
             return stored
         if given is None:
             raise OSError(errno.ENOKEY, "the key that its file handles were made with is missing", self._path)
@@ -290,7 +288,8 @@ class Index:
         if row is not None and row[0] == handle:
             return True
         # A secret of the key stays: generations depend on the handles, too.
-        new = secrets.token_bytes(_SECRET_BYTES) if self._of_key is None else _fingerprint(self._of_key)
+        of_key = self._of_key if computed else None
+        new = secrets.token_bytes(_SECRET_BYTES) if of_key is None else _fingerprint(of_key)
         self._write(
             [
                 ("DELETE FROM objects", ()),
@@ -435,7 +434,7 @@ class Index:
         names = self._all_named()
         with contextlib.suppress(sqlite3.Error):
             self._db.close()
-        self._path, self._of_key = MEMORY, None
+        self._path = MEMORY
         self._db = self._opened(MEMORY)
         self._write(
             [

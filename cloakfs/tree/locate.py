@@ -240,7 +240,12 @@ class Locator:
             fd = calls.find_handle(filesystem.fd, handle, os.O_DIRECTORY)
         except OSError:
             return None
-        if not self._is_below_root(calls.dup(fd)):
+        try:
+            is_below = self._is_below_root(calls.dup(fd))
+        except BaseException:
+            calls.close(fd)
+            raise
+        if not is_below:
             calls.close(fd)
             return None
         return self._registry.resolve(fd, None, b"")

@@ -81,11 +81,16 @@ class Numbers:
             packed = self.computed.packed(handle)
             if packed is not None:
                 if parent is not None:
-                    self.places.note(packed, self.computed.packed(parent.handle) or -parent.number, name)
+                    self.places.note(packed, self._noted(parent), name)
                 return self.computed.number(packed)
         above = 0 if parent is None else parent.number
         number = self._index.made(handle, above, name) if is_new else None
         return self._index.object(handle, above, name) if number is None else number
+
+    def _noted(self, parent: Object) -> int:
+        """Return how `Places` knows a directory: as its packed identity, or as another number, below 0."""
+        packed = self.computed.packed(parent.handle) if self.computed and parent.number & COMPUTED else None
+        return packed or -parent.number
 
     def number_of(self, root: Object, handle: bytes) -> int:
         """Return the number of the object that the file system of the root knows by this handle; 0 if none is computed.
@@ -101,7 +106,7 @@ class Numbers:
         if obj.number & COMPUTED and self.computed is not None and self.places is not None:
             packed = self.computed.packed(obj.handle)
             assert packed is not None
-            self.places.note(packed, self.computed.packed(parent.handle) or -parent.number, name)
+            self.places.note(packed, self._noted(parent), name)
         elif obj.number < TRANSIENT:
             self._index.moved(obj.number, parent.number, name)
 
@@ -144,7 +149,8 @@ class Numbers:
         if handle == self.root:
             return None
         parent, name = self.places.find(packed) or (0, b"")
-        return Restored(handle, self._mounts.root, self.computed.number(parent) if parent > 0 else -parent, name)
+        parent = -parent if parent <= 0 else self.computed.number(parent) if parent < COMPUTED else 0
+        return Restored(handle, self._mounts.root, parent, name)
 
     def next_places(self, count: int) -> list[tuple[int, int]]:
         """Return (number, packed identity) of the next objects whose places are noted, again and again from the first.
@@ -155,7 +161,7 @@ class Numbers:
             return []
         found = self.places.after(self._last_place, count)
         self._last_place = found[-1] if found else 0
-        return [(self.computed.number(packed), packed) for packed in found]
+        return [(self.computed.number(packed), packed) for packed in found if 0 < packed < COMPUTED]
 
     def is_gone(self, packed: int) -> bool:
         """Whether there is no object with this packed identity any more. Any thread may ask."""

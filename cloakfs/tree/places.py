@@ -24,6 +24,9 @@ _MANY = 1000
 _MOST = 100_000
 """How many are held in memory if they cannot be written; then they are forgotten."""
 
+# An error of a statement: the table is another one.
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+
 _Place = tuple[int, bytes]
 
 
@@ -80,13 +83,19 @@ class Places:
         if not self._has_failed:
             self._has_failed = True
             log.warning("%s: %s; files will be searched for after a restart, when they are used", self._path, problem)
-        if len(self._noted) > _MOST:
-            self._noted.clear()
+
+    def _replace_if_damaged(self, problem: sqlite3.Error) -> None:
+        if getattr(problem, "sqlite_errorcode", 0) & 0xFF in _DAMAGED and self._db is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.close()
+            with contextlib.suppress(OSError):
+                self._remove()
+            self._db = self._opened()
 
     def note(self, identity: int, parent: int, name: bytes) -> None:
         """Note that this object is `name` in a directory: its identity, or another number below 0."""
         self._noted[identity] = parent, name
-        if len(self._noted) >= _MANY and not self._has_failed:
+        if len(self._noted) >= _MANY and (not self._has_failed or len(self._noted) > _MOST):
             self.commit()
 
     def forget(self, identity: int) -> None:
@@ -103,6 +112,7 @@ class Places:
             row = self._db.execute("SELECT parent, name FROM places WHERE identity = ?", (identity,)).fetchone()
         except sqlite3.Error as exc:
             self._fail(exc)
+            self._replace_if_damaged(exc)
             return None
         parent, name = row or (None, None)
         return (parent, name) if isinstance(parent, int) and isinstance(name, bytes) else None  # damaged otherwise
@@ -116,10 +126,13 @@ class Places:
             return [row[0] for row in self._db.execute(question, (identity, count)).fetchall()]
         except sqlite3.Error as exc:
             self._fail(exc)
+            self._replace_if_damaged(exc)
             return []
 
     def commit(self) -> bool:
         """Write up to `_MANY` of what was noted; return whether there is more."""
+        if len(self._noted) > _MOST:
+            self._noted.clear()
         if self._db is None or not self._noted:
             return False
         some = dict(list(self._noted.items())[:_MANY]) if len(self._noted) > _MANY else self._noted.copy()
@@ -137,6 +150,7 @@ class Places:
                 raise
         except sqlite3.Error as exc:
             self._fail(exc)
+            self._replace_if_damaged(exc)
             return False
         for identity in some:
             del self._noted[identity]

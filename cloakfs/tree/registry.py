@@ -211,21 +211,10 @@ class Registry:
         descriptors.cache(self.root, mounts.top)
 
     def _add(self, obj: Object) -> None:
-        before = self.by_number.get(obj.number)
-        if before is not None:
-            self._replace(before, obj)
         self.by_number[obj.number] = obj
         self._by_handle[obj.handle] = obj
         if self.on_known is not None:
             self.on_known(obj.handle[4:])
-
-    def _replace(self, gone: Object, obj: Object) -> None:
-        """Note that a file which is gone has left its computed number to `obj`: the kernel forgets both as one."""
-        obj.lookups, gone.lookups = gone.lookups, 0
-        self._by_handle.pop(gone.handle, None)
-        self.disconnected.pop(gone, None)
-        self._descriptors.close(gone)
-        self.drop_if_unused(leave(gone))
 
     def handles(self) -> Iterator[bytes]:
         """Yield the handles of all objects that are known now, as their file systems give them."""
@@ -280,7 +269,8 @@ class Registry:
             if obj is None:
                 if filesystem.has_handles:
                     number = self._numbers.given(handle, parent, name, is_new=is_new)
-                else:
+                # The kernel may still know a file that is gone by the number that is computed for this one.
+                if not filesystem.has_handles or number in self.by_number:
                     number = self._transient = self._transient + 1
                 is_file = info is not None and not stat.S_ISDIR(info.st_mode)
                 obj = (Object if is_file else Directory)(number, handle, filesystem)
@@ -431,9 +421,8 @@ class Registry:
             if levels > _LEVELS_AT_ONCE:
                 self._unused.append(obj)
                 return
-            if self.by_number.get(obj.number) is not obj:
+            if self.by_number.pop(obj.number, None) is None:
                 return
-            del self.by_number[obj.number]
             self._by_handle.pop(obj.handle, None)
             self.disconnected.pop(obj, None)
             if (

@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import os
 import time
+from collections import deque
 from collections.abc import Set
 from typing import NamedTuple
 
@@ -17,6 +18,10 @@ from .filesystems import MountedFilesystem
 
 # How many entries are read before the time is looked at.
 _AT_ONCE = 256
+
+# How many directories are walked through at most, beyond the number of objects on the file system. A user may make them
+# as fast as the walk goes on.
+_MOST_MORE = 100_000
 
 
 class FoundName(NamedTuple):
@@ -39,7 +44,10 @@ class TreeWalk:
         self._filesystem = filesystem
         info, self._mount_id = calls.statx_fd(top)
         self._device = info.st_dev  # a subvolume has another one
-        self._todo = [calls.name_to_handle(top, filesystem.flags)[0]]
+        # First in, first out: what a user makes meanwhile does not come before what was there.
+        self._todo = deque([calls.name_to_handle(top, filesystem.flags)[0]])
+        statistics = calls.fstatvfs(top)
+        self._left = (statistics.f_files - statistics.f_ffree or 1 << 32) + _MOST_MORE
         self._directory, self._fd = b"", -1  # that is being read
         self._entries: calls.Entries | None = None
 
@@ -48,7 +56,9 @@ class TreeWalk:
         until = time.monotonic() + seconds
         found: list[FoundName] = []
         while time.monotonic() < until:
-            some = [] if self._entries is None else list(itertools.islice(self._entries, _AT_ONCE))
+            some: list[os.DirEntry[str]] = []
+            with contextlib.suppress(OSError):  # a directory that cannot be read ends here
+                some += itertools.islice(self._entries or (), _AT_ONCE)
             for entry in some:
                 name = os.fsencode(entry.name)
                 if entry.inode() in sought:
@@ -58,9 +68,10 @@ class TreeWalk:
                         self._note_directory(name)
             if len(some) < _AT_ONCE:
                 self.close()
-                if not self._todo:
+                if not self._todo or not self._left:
                     return found, False
-                self._directory = self._todo.pop()
+                self._left -= 1
+                self._directory = self._todo.popleft()
                 with contextlib.suppress(OSError):
                     self._open_directory()
         return found, True
