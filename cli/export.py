@@ -551,7 +551,12 @@ def key_command(*, as_json: bool) -> None:
         key = handlekey.read()
         made = key is None
         if key is None:
-            key = handlekey.make()
+            try:
+                key = handlekey.make()
+            except FileExistsError:  # another process was faster
+                made, key = False, handlekey.read()
+        if key is None:
+            fail(f"{handlekey.PATH}: something is in its place that leads nowhere; remove it", FAILED)
     except OSError as exc:
         fail(f"{exc.filename or handlekey.PATH}: {exc.strerror}", FAILED)
     if as_json:

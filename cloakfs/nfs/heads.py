@@ -4,15 +4,23 @@ A head describes itself in a file, and another compares that with itself. The de
 file handles, it has the fingerprint.
 """
 
+import contextlib
 import os
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from ..config.render import format_options
 from ..config.viewitems import User
-from ..linux import mountinfo, ownfiles, userdatabase
+from ..linux import database, mountinfo, ownfiles, userdatabase
 from ..state import handlekey
+from ..state.handlekey import HandleKey
+from ..state.persistent import INDEX
+from ..state.runtime import STATE_DIR, mount_key
 from ..state.versions import version_problem
+from ..tree.computed import KINDS
+from ..tree.index import is_of_key
 from .knfsd import export_options
 from .plan import Mount, Plan
 from .server import ServerError
@@ -22,6 +30,10 @@ VERSION = 1
 
 FIRST_USER, LAST_USER = 1000, 65533
 """The uids of accounts that are compared; those of the machine itself may differ."""
+
+SAME = "the same on each machine with the key"
+_OWN_NUMBERS = "of this machine alone: its index gives the numbers of objects (docs/nfs.md)"
+_OWN_SECRET = "of this machine alone: its state has a secret of its own, or there is no key (docs/nfs.md)"
 
 Description = dict[str, Any]
 
@@ -39,18 +51,37 @@ def describe(made: Plan) -> Description:
         "version": VERSION,
         "server": made.server,
         "key of file handles": None if key is None else key.fingerprint,
-        "mounts": {f"{mount.path} of {mount.client}": _of_mount(mount, made.server) for mount in made.mounts},
+        "mounts": {f"{mount.path} of {mount.client}": _of_mount(mount, made.server, key) for mount in made.mounts},
         "accounts": dict(sorted(_accounts(named))),
     }
 
 
-def _of_mount(mount: Mount, server: str) -> dict[str, str | None]:
+def _of_mount(mount: Mount, server: str, key: HandleKey | None) -> dict[str, str | None]:
     return {
+        "file handles": _handles(mount, key),
         "tree": mount.source,
         "file system": _file_system(mount.source),
         "options": format_options(mount.options),
         "export": export_options(mount) if server == "knfsd" else None,
     }
+
+
+def _handles(mount: Mount, key: HandleKey | None) -> str:
+    """Say whether file handles of a mount can be the same on another machine (`SAME`), or else why not."""
+    state = f"file:{quote(os.path.join(STATE_DIR, mount_key(mount.source, mount.path), INDEX))}?mode=ro"
+    secret = None if key is None else key.secret(mount_key(mount.source, mount.path))
+    try:
+        with contextlib.closing(database.connect(state, timeout=10, uri=True)) as db:
+            row = db.execute("SELECT computed, key FROM numbering, secret").fetchone()
+    except sqlite3.Error:
+        row = None  # it was never mounted here, or not by this version
+    if row is None:
+        kind = _file_system(mount.source).partition(" ")[0]
+        return _OWN_NUMBERS if kind not in KINDS else _OWN_SECRET if secret is None else SAME
+    computed, stored = row
+    if not computed:
+        return _OWN_NUMBERS
+    return SAME if secret is not None and is_of_key(stored, secret) else _OWN_SECRET
 
 
 def _file_system(path: str) -> str:
@@ -93,11 +124,11 @@ def require_description(found: object, path: str) -> Description:
 
 
 def differences(here: object, there: object, of: str = "") -> Iterator[str]:
-    """Yield a line for each difference between two descriptions."""
+    """Yield a line for each difference between two descriptions, and for file handles that cannot be the same."""
     if isinstance(here, Mapping) and isinstance(there, Mapping):
         for name in {**here, **there}:
             yield from differences(here.get(name), there.get(name), f"{of}, {name}" if of else str(name))
-    elif here != there:
+    elif here != there or (here in (_OWN_NUMBERS, _OWN_SECRET)):
         yield f"{of}: {_told(here)} here, {_told(there)} there"
 
 

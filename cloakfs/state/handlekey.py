@@ -121,9 +121,7 @@ def make() -> HandleKey:
         "mounts": {mount: secret.hex() for mount, secret in sorted(key.secrets.items())},
     }
     # Who is killed, or reads meanwhile, has the whole file or none.
-    new = ownfiles.beside(PATH)
-    with contextlib.suppress(FileNotFoundError):
-        ownfiles.unlink(new)
+    new = f"{PATH}.{os.getpid()}"
     fd = ownfiles.open_fd(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with ownfiles.open(fd, "w", encoding="utf-8") as file:

@@ -53,6 +53,10 @@ _LAYOUTS = {
 }
 
 
+KINDS = frozenset(_LAYOUTS)
+"""The kinds of file systems on which numbers are computed, as a rule."""
+
+
 def can_compute(filesystem: MountedFilesystem, handle: bytes) -> bool:
     """Whether numbers can be computed for a tree whose root, on this file system, has this handle (of `Object`)."""
     layout = _LAYOUTS.get(filesystem.kind)

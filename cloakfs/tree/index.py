@@ -109,6 +109,11 @@ def _fingerprint(secret: bytes) -> bytes:
     return hashlib.blake2b(secret, digest_size=_FINGERPRINT_BYTES, person=b"secret").digest()
 
 
+def is_of_key(stored: object, secret: bytes) -> bool:
+    """Whether what an index has stored as its secret stands for this one, which the key gives."""
+    return stored in (secret, _fingerprint(secret))
+
+
 class Unstored(OSError):
     """A number cannot be made durable, or found: ENOSPC if the disk is full.
 
@@ -546,9 +551,13 @@ class Index:
         """
         return self._number("views", "label", label)
 
-    def _computed_view(self, label: str) -> int:
+    def usual_view(self, label: str) -> int:
+        """Return the number that the view called `label` has where numbers are computed, unless another one has it."""
         digest = hashlib.blake2b(os.fsencode(label), key=self.secret, digest_size=8, person=b"view").digest()
-        first = number = int.from_bytes(digest, "little") % MAX_VIEWS + 1
+        return int.from_bytes(digest, "little") % MAX_VIEWS + 1
+
+    def _computed_view(self, label: str) -> int:
+        first = number = self.usual_view(label)
         while self.view_label(number) is not None:
             number = number % MAX_VIEWS + 1
             if number == first:

@@ -1,6 +1,7 @@
 """The views that one mount offers: a view for each caller, one fixed view, or several as `@NAME` directories."""
 
 import logging
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -99,6 +100,10 @@ def accounts_of(item: ViewItem) -> list[User | Ids]:
     return [item]
 
 
+_USUAL_SECONDS = 10.0
+"""How long the numbers that the accounts of ranges usually have are remembered."""
+
+
 class Views:
     """The views of one mount.
 
@@ -153,6 +158,8 @@ class Views:
         self._withdrawn: dict[int, View] = {}  # those whose account is gone, likewise
         self._unsure: set[int] = set()  # those about whose account the database gives no answer
         self._asking: set[trio.CancelScope] = set()  # the questions to the database that wait for an answer
+        self._usual: dict[int, str] = {}  # `_usual_label`
+        self._usual_until = -math.inf
         self._answered = 0.0  # when it answered last (`trio.current_time`)
         if not identities and not self._ranges:
             self._views[0] = self._view(policy, None)
@@ -255,9 +262,26 @@ class Views:
     async def revive(self, number: int) -> View | None:
         """Return the view with this number if an earlier run made it from a range that is still allowed."""
         label = self._index.view_label(number)
+        if label is None and self._ranges and self._index.is_computed:
+            label = await self._usual_label(number)
         if label is not None and await self.find(label, ClientId(0)) == number:
             return self._views[number]
         return None
+
+    async def _usual_label(self, number: int) -> str | None:
+        """Return whose view usually has this number, if the account is in a range: clients may have it from elsewhere.
+
+        The user database is asked for all accounts, but seldom, since anybody may send any number.
+        """
+        import trio  # noqa: PLC0415  (as above)
+
+        if trio.current_time() >= self._usual_until:
+            self._usual_until = trio.current_time() + _USUAL_SECONDS
+            accounts = await trio.to_thread.run_sync(
+                lambda: [str(user) for item in self._ranges for user in accounts_of(item)]
+            )
+            self._usual = {self._index.usual_view(label): label for label in accounts}
+        return self._usual.get(number)
 
     async def follow_user_database(self, changed: Callable[[], None], seconds: float) -> None:
         """Follow the user database for ever, and call `changed` when what a view named by user shows has changed.

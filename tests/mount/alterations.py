@@ -15,10 +15,10 @@ import signal
 import struct
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import pyfuse3
 import trio
@@ -38,6 +38,7 @@ from cloakfs.mapping import RangeDef
 from cloakfs.mount import control, daemon, reaper, reload
 from cloakfs.state import client, persistent, runtime
 from cloakfs.tree import calls, filesystems, index, locate
+from cloakfs.tree.treewalk import FoundName, TreeWalk
 from cloakfs.view import View
 from tests.altered import replace
 from tests.waiting import let_expire, wait_in_loop, wait_until
@@ -623,3 +624,60 @@ def allocate_slowly(begun: str, go: str) -> None:
         _wait_for(go)
 
     replace(calls, "fallocate", waiting)
+
+
+def walk_slowly() -> None:
+    """Have the search for files take a while for each directory, as in a large tree."""
+    before = calls.entries
+
+    def entries(credentials: linux.Credentials, fd: int) -> calls.Entries:
+        let_expire(0.05)
+        return before(credentials, fd)
+
+    replace(calls, "entries", entries)
+
+
+class _Unreadable:
+    """The entries of a directory on a block that cannot be read."""
+
+    def __init__(self, entries: calls.Entries) -> None:
+        self.close = entries.close
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def cannot_read_bad() -> None:
+    """Have the search for files fail to read directories called `bad`."""
+    before = calls.entries
+
+    def entries(credentials: linux.Credentials, fd: int) -> Any:
+        found = before(credentials, fd)
+        return _Unreadable(found) if calls.path_of(fd).endswith(b"/bad") else found
+
+    replace(calls, "entries", entries)
+
+
+def never_walk() -> None:
+    """Have the search for files find nothing."""
+
+    def step(self: TreeWalk, sought: Set[int], seconds: float) -> tuple[list[FoundName], bool]:
+        return [], False
+
+    replace(TreeWalk, "step", step)
+
+
+def begin_to_walk_late() -> None:
+    """Have the search for files wait for five seconds before it begins, as for a disk."""
+    before, has_waited = TreeWalk.step, threading.Event()
+
+    def step(self: TreeWalk, sought: Set[int], seconds: float) -> tuple[list[FoundName], bool]:
+        if not has_waited.is_set():
+            has_waited.set()
+            let_expire(5)
+        return before(self, sought, seconds)
+
+    replace(TreeWalk, "step", step)

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import stat
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from cloakfs.state import handlekey
 from cloakfs.state.runtime import STATE_DIR, mount_key
-from tests.mount.conftest import Mount, mounted, run
+from tests.mount.conftest import COMMAND, Mount, mounted, run
 from tests.mount.loopfs import attached, filesystem
 from tests.mount.test_numbers import CLOAKED, COMPUTED, NULL, grow
 from tests.mount.test_trees import by_handle, content_or_error, handle_of
@@ -46,6 +47,24 @@ def test_it_is_made_once_and_shown_by_its_fingerprint_alone() -> None:
     assert json.loads(content)["key"] not in done.stdout + done.stderr
     os.unlink(handlekey.PATH)
     assert made_key() != fingerprint
+
+
+def test_several_that_make_it_at_once_make_one() -> None:
+    for _ in range(5):
+        makers = [subprocess.Popen([*COMMAND, "export", "key"], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+        said = [maker.communicate()[0] for maker in makers]
+        assert [maker.returncode for maker in makers] == [0, 0, 0]
+        assert len({line.rpartition(" ")[2] for line in said}) == 1
+        assert sum("made" in line for line in said) == 1
+        os.unlink(handlekey.PATH)
+        assert os.listdir(FOLDER) == []
+
+
+def test_a_link_that_leads_nowhere_is_told() -> None:
+    os.symlink("/nowhere/key", handlekey.PATH)
+    done = run("export", "key", check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "leads nowhere" in done.stderr
 
 
 def lose_state(source: str, path: str) -> None:
@@ -147,6 +166,20 @@ def a_list() -> None:
     Path(handlekey.PATH).write_text("[]")
 
 
+def nested() -> None:
+    Path(handlekey.PATH).write_text("[" * 100_000)
+
+
+def with_an_odd_name() -> None:
+    content = json.loads(Path(handlekey.PATH).read_text())
+    Path(handlekey.PATH).write_text(json.dumps(content | {"mounts": {"\ud800": "00" * 32}}))
+
+
+def a_fifo() -> None:
+    os.unlink(handlekey.PATH)
+    os.mkfifo(handlekey.PATH, 0o600)
+
+
 def of_another_version() -> None:
     content = json.loads(Path(handlekey.PATH).read_text())
     Path(handlekey.PATH).write_text(json.dumps(content | {"version": 99}))
@@ -166,6 +199,9 @@ def with_a_shorter_secret() -> None:
         (empty, "is damaged; put a copy of it back"),
         (a_list, "is damaged; put a copy of it back"),
         (with_a_shorter_secret, "is damaged; put a copy of it back"),
+        (nested, "is damaged; put a copy of it back"),
+        (with_an_odd_name, "is damaged; put a copy of it back"),
+        (a_fifo, "is not a regular file"),
         (of_another_version, "version 99 is not known to this cloakfs"),
     ],
 )

@@ -1,12 +1,18 @@
 """Whether two machines serve the same: each difference that clients would notice is told, and nothing else."""
 
+import contextlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from cloakfs.state import handlekey
+from cloakfs.state.runtime import STATE_DIR, mount_key
+from cloakfs.tree.index import Index
 from tests.mount.conftest import run
+from tests.mount.loopfs import filesystem, require_disk
 from tests.mount.test_handle_key import folder, made_key
 
 __all__ = ["folder"]
@@ -32,6 +38,7 @@ def exports(base: str, tree: str) -> Path:
 
 
 def test_what_differs_is_told(exports: Path, base: str, tree: str) -> None:
+    require_disk(tree, "numbers are not computed on a tmpfs")
     made_key()
     other = Path(base, "other.json")
     other.write_text(described(exports))
@@ -62,6 +69,42 @@ def test_what_differs_is_told(exports: Path, base: str, tree: str) -> None:
     status, (line,) = compared(exports, other)
     assert status == 3
     assert line.startswith(f"mounts, {mount}, file system: ")
+
+
+def state_of(tree: str, mount: str, *, computed: bool, secret: bytes | None) -> None:
+    """The state of a mount that was made here."""
+    folder = os.path.join(STATE_DIR, mount_key(tree, mount))
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    with contextlib.closing(Index(os.path.join(folder, "nodes.sqlite"), secret=secret)) as index:
+        index.claim(1, bytes(16), computed=computed)
+
+
+def test_handles_that_no_other_machine_knows(exports: Path, base: str) -> None:
+    other = Path(base, "other.json")
+    with filesystem("ext4", base) as tree:
+        exports.write_text(f"{tree} *(subtree_check)\n")
+        other.write_text(described(exports))
+        ((mount, said),) = json.loads(other.read_text())["mounts"].items()
+        place = mount.removesuffix(" of *")
+        assert "there is no key" in said["file handles"]
+        made_key()
+        other.write_text(described(exports))
+        assert compared(exports, other) == (0, [])
+        key = handlekey.read()
+        assert key is not None
+        secret = key.secret(mount_key(tree, place))
+        state_of(tree, place, computed=True, secret=secret)
+        assert compared(exports, other) == (0, [])
+        for computed, own in ((True, None), (False, secret)):
+            state_of(tree, place, computed=computed, secret=own)
+            for _ in range(2):  # also if it is so on both
+                status, (line,) = compared(exports, other)
+                assert status == 3
+                assert line.startswith(f"mounts, {mount}, file handles: of this machine alone: ")
+                other.write_text(described(exports))
+            shutil.rmtree(os.path.join(STATE_DIR, mount_key(tree, place)))
+            other.write_text(described(exports))
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,27 @@
 """Numbers that are computed: handles survive the loss of what the daemon has stored, and a kill at any moment."""
 
+import contextlib
 import ctypes
 import errno
 import glob
 import os
+import sqlite3
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from cloakfs import linux
 from cloakfs.linux.libc import NR, syscall
 from cloakfs.state.runtime import STATE_DIR
+from cloakfs.tree.places import Places
 from tests.agents import User, write
-from tests.mount.conftest import Mount, run
+from tests.mount.conftest import FIGURES_AT_ONCE, Mount, daemons_with, run
 from tests.mount.loopfs import filesystem
 from tests.mount.test_trees import by_handle, content_or_error, handle_of, steady
 from tests.processes import kill
+from tests.waiting import wait_until
 
 COMPUTED = ["ext4", "btrfs"]
 NULL = "no_root_squash"
@@ -131,6 +137,54 @@ def test_what_a_caller_may_not_see_stays_hidden_when_it_is_searched_for(base: st
             for _ in range(2):
                 assert content_by_handle_as(other.uid, m.path, handle) == errno.ESTALE
                 assert content_by_handle_as(owner.uid, m.path, handle) == b"mine"
+
+
+def test_notes_of_places_that_are_damaged_are_replaced(base: str) -> None:
+    """Also where only a later page is, and a number that is none keeps nobody from sweeping the others."""
+    with filesystem("ext4", base) as source, steady(source, base) as mount:
+        for number in range(3000):
+            write(f"{source}/{number}", b"")
+        with mount("-o", CLOAKED) as m:
+            os.listdir(m.path)
+            handles = [handle_of(m.at(f"{number}")) for number in range(0, 3000, 500)]
+            places = os.path.join(STATE_DIR, m.key, "places.sqlite")
+        with open(places, "r+b") as file:
+            for page in range(2, os.path.getsize(places) // 4096):
+                file.seek(page * 4096)
+                file.write(b"\xff" * 2000)
+        for _ in range(2):
+            with mount("-o", CLOAKED) as m:
+                m.expect_errors = True
+                os.listdir(m.path)
+                for handle in handles:
+                    wait_until(partial(is_found, m, handle))
+        with contextlib.closing(sqlite3.connect(places)) as db:
+            assert db.execute("PRAGMA quick_check").fetchone() == ("ok",)
+            assert db.execute("SELECT count(*) FROM places").fetchone()[0] >= 3000
+            db.execute("INSERT INTO places VALUES (?, 1, x'')", (1 << 60,))
+            db.commit()
+        with daemons_with(tuning=FIGURES_AT_ONCE), mount("-o", CLOAKED) as m:
+            os.unlink(m.real("0"))
+            wait_until(lambda: not is_noted(places, b"0"))
+
+
+def is_found(m: Mount, handle: bytes) -> bool:
+    return content_or_error(m.path, handle) == b""
+
+
+def is_noted(places: str, name: bytes) -> bool:
+    with contextlib.closing(sqlite3.connect(f"file:{places}?mode=ro", uri=True)) as db:
+        return db.execute("SELECT 1 FROM places WHERE name = ?", (name,)).fetchone() is not None
+
+
+def test_notes_that_cannot_be_written_do_not_fill_the_memory(base: str) -> None:
+    os.mkdir(f"{base}/places.sqlite")
+    Path(base, "places.sqlite", "file").touch()
+    places = Places(f"{base}/places.sqlite")
+    for number in range(1, 250_000):
+        places.note(number, 1, b"name")
+    assert sum(places.find(number) is not None for number in range(1, 250_000)) <= 100_001
+    places.close()
 
 
 REUSES = int(os.environ.get("CLOAKFS_REUSES", "3000"))

@@ -143,11 +143,12 @@ def test_what_is_removed_meanwhile_neither_skips_nor_repeats(size: int, real: st
 def test_the_list_of_views(tree: str, mount: Callable[..., Mount], user: MakeUser) -> None:
     m = mount("-o", f"views=0:0 {OWNER}:{OWNER} {STRANGER}:{STRANGER}")
     whole = user(0).do(listed_from, m.path)
-    assert [name for name, _ in whole] == [b".", b"..", b"@0", b"@%d" % OWNER, b"@%d" % STRANGER]
+    assert {name for name, _ in whole} == {b".", b"..", b"@0", b"@%d" % OWNER, b"@%d" % STRANGER}
     for place, (_, cookie) in enumerate(whole):
         assert user(0).do(listed_from, m.path, cookie) == whole[place + 1 :]
     # Positions are those of the whole list, whoever reads.
-    assert user(STRANGER).do(listed_from, m.path) == [whole[0], whole[1], whole[4]]
+    seen = [entry for entry in whole if entry[0] in (b".", b"..", b"@%d" % STRANGER)]
+    assert user(STRANGER).do(listed_from, m.path) == seen
 
 
 def test_a_position_that_was_never_given(tree: str, mount: Callable[..., Mount], user: MakeUser) -> None:
