@@ -1,5 +1,7 @@
 """SQLite as the daemon (`linux.ownfiles`): it opens, makes and removes files whenever it needs them."""
 
+import contextlib
+import os
 import sqlite3
 
 from .credentials import as_daemon
@@ -22,3 +24,13 @@ def connect(path: str, *, timeout: float, uri: bool = False) -> Database:
         sqlite3.Error: it cannot be opened.
     """
     return sqlite3.connect(path, timeout=timeout, isolation_level=None, factory=Database, uri=uri)
+
+
+@as_daemon
+def size(path: str) -> int:
+    """Return how many bytes a database and its log have on disk; 0 if it has no file."""
+    found = 0
+    for file in (path, f"{path}-wal"):
+        with contextlib.suppress(OSError):
+            found += os.stat(file).st_size
+    return found

@@ -37,7 +37,7 @@ def publish(
         filesystem.views,
         filesystem.upper,
         filesystem.tracers,
-        partial(figures, filesystem, index),
+        partial(figures, filesystem),
         filesystem.probing.events,
         xattrs=settings.mount_options.xattrs,
     )
@@ -123,7 +123,7 @@ def refused(mount: Filesystem) -> dict[str, int]:
     }
 
 
-def figures(mount: Filesystem, index: Index) -> dict[str, Any]:
+def figures(mount: Filesystem) -> dict[str, Any]:
     """Return the figures, ready for JSON. They concern no single caller, and have no names of files.
 
     Returns:
@@ -158,6 +158,6 @@ def figures(mount: Filesystem, index: Index) -> dict[str, Any]:
             "descriptors_clients": mount.files.shares.total,
             "descriptors_clients_most": mount.files.shares.most,
             "known_objects": len(mount.nodes.registry.by_number),
-            "index_bytes": index.size(),
+            "index_bytes": mount.nodes.numbers.size(),
         },
     }

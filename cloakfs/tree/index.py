@@ -722,11 +722,7 @@ class Index:
 
     def size(self) -> int:
         """Return how many bytes the database and its log have on disk."""
-        size = 0
-        for path in (self._path, f"{self._path}-wal"):
-            with contextlib.suppress(OSError):
-                size += ownfiles.stat(path).st_size
-        return size
+        return database.size(self._path)
 
     def find(self, number: int) -> tuple[bytes, int, bytes] | None:
         """Return (handle, parent, name) of an object, or None if the index does not have the number.

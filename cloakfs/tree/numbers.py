@@ -198,6 +198,10 @@ class Numbers:
         """Write much of what was noted of places; return whether there is more."""
         return self.places is not None and self.places.commit()
 
+    def size(self) -> int:
+        """Return how many bytes all that is stored has on disk."""
+        return self._index.size() + (0 if self.places is None else self.places.size())
+
     def close(self) -> None:
         """Write everything."""
         if self.places is not None:

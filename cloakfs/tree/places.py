@@ -168,11 +168,7 @@ class Places:
 
     def size(self) -> int:
         """Return how many bytes the file and its log have on disk."""
-        size = 0
-        for path in (self._path, f"{self._path}-wal"):
-            with contextlib.suppress(OSError):
-                size += ownfiles.stat(path).st_size
-        return size
+        return database.size(self._path)
 
     def close(self) -> None:
         """Write everything and close the file."""
