@@ -40,15 +40,19 @@ def end_grace() -> None:
 
 
 class NfsHost:
-    """What a machine with nfs-kernel-server runs; no grace time to wait for."""
+    """What a machine with nfs-kernel-server runs; no grace time to wait for.
 
-    def __init__(self) -> None:
+    Args:
+        apart: it has a network namespace of its own, in which no kernel keeps records of clients by itself.
+    """
+
+    def __init__(self, *, apart: bool = False) -> None:
         sh("mount", "-t", "rpc_pipefs", "rpc_pipefs", "/run/rpc_pipefs")
         sh("mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd")
         sh("rpcbind", "-w")
         self.mountd = self._start_mountd(manage_gids=False)
         sh("rpc.statd")
-        if not os.path.exists("/proc/fs/nfsd/nfsv4recoverydir"):
+        if apart or not os.path.exists("/proc/fs/nfsd/nfsv4recoverydir"):
             # Newer kernels keep no records of clients by themselves (CONFIG_NFSD_LEGACY_CLIENT_TRACKING).
             os.makedirs("/var/lib/nfs/nfsdcld", exist_ok=True)
             sh("nfsdcld", "--pipefsdir=/run/rpc_pipefs")

@@ -106,6 +106,9 @@ def _may(at: Request, mode: int) -> bool:
     return calls.access(at.credentials, at.fd, mode)
 
 
+_MOST = (1 << 64) - 1  # of a number in statvfs(3)
+
+
 class AttributeOperations(NameOperations, Core):
     """GETATTR, SETATTR, ACCESS, READLINK, STATFS."""
 
@@ -338,13 +341,9 @@ class AttributeOperations(NameOperations, Core):
         else:
             real = calls.fstatvfs(self.nodes.descriptors.fd(root))
         shown = pyfuse3.StatvfsData()
-        shown.f_bsize = real.f_bsize
-        shown.f_frsize = real.f_frsize
-        shown.f_blocks = real.f_blocks
-        shown.f_bfree = real.f_bfree
-        shown.f_bavail = real.f_bavail
-        shown.f_files = real.f_files
-        shown.f_ffree = real.f_ffree
-        shown.f_favail = real.f_favail
-        shown.f_namemax = real.f_namemax
+        for name in (
+            "f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_favail", "f_namemax",
+        ):  # fmt: skip
+            # Python takes the largest number for -1, by which CephFS says how many more inodes it may have.
+            setattr(shown, name, getattr(real, name) & _MOST)
         return shown

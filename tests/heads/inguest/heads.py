@@ -8,11 +8,12 @@ import shutil
 import signal
 import struct
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from bench.lab.cephcluster import ADDRESS
+from bench.lab.nfshost import NfsHost
 from cloakfs.linux.libc import check, libc
 from cloakfs.state.runtime import RUN_DIR, STATE_DIR, mount_key, mounted
 from tests.agents import User
@@ -22,7 +23,9 @@ from tests.waiting import wait_until
 
 CEPH, MOUNT = "/tmp/ceph", "/tmp/mount"
 TREE = f"{CEPH}/tree"
+SERVICE = "10.9.0.10"
 _CLONE_NEWNS = 0x20000
+_CLONE_NEWNET = 0x40000000
 _F_OFD_SETLK = 37
 
 
@@ -86,6 +89,61 @@ def lock(how: str, fd: int) -> int:
     return 0
 
 
+def _begin_server(number: int) -> None:
+    """Become a machine of its own in the network, with an NFS server. Its client of CephFS stays in the guest's."""
+    namespace = os.open(f"/run/netns/{network_of(number)}", os.O_RDONLY)
+    check(libc.setns(namespace, _CLONE_NEWNET))
+    os.close(namespace)
+    for place, folders in (
+        ("/run", ("cloakfs", "lock", "rpcbind", "rpc_pipefs")),
+        ("/var/lib/nfs", ("sm", "sm.bak", "v4recovery", "nfsdcld")),
+    ):
+        sh("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", place)
+        for folder in folders:
+            os.mkdir(f"{place}/{folder}")
+    for path in ("/run/rpcbind", "/var/lib/nfs/sm", "/var/lib/nfs/sm.bak"):
+        os.chmod(path, 0o777)
+    for name in ("etab", "rmtab"):
+        Path("/var/lib/nfs", name).touch()
+    NfsHost(apart=True)
+
+
+def network_of(number: int) -> str:
+    return f"head{number}"
+
+
+@contextlib.contextmanager
+def networks(count: int) -> Iterator[None]:
+    """Make networks for so many heads, in each of which the service has its address; clients reach one (`lead_to`)."""
+    with contextlib.ExitStack() as stack:
+        for number in range(count):
+            name, here, there = network_of(number), f"veth{number}", f"headveth{number}"
+            sh("ip", "netns", "add", name)
+            stack.callback(sh, "ip", "netns", "del", name)
+            sh("ip", "link", "add", here, "type", "veth", "peer", "name", there, "netns", name)
+            for words in (
+                f"addr add 10.8.{number}.1/24 dev {here}",
+                f"link set {here} up",
+                f"-n {name} addr add 10.8.{number}.2/24 dev {there}",
+                f"-n {name} addr add {SERVICE}/32 dev lo",
+                f"-n {name} link set {there} up",
+                f"-n {name} link set lo up",
+                f"-n {name} route add default via 10.8.{number}.1",
+            ):
+                sh("ip", *words.split())
+        yield
+
+
+def address_of(number: int) -> str:
+    """Of a head itself."""
+    return f"10.8.{number}.2"
+
+
+def lead_to(number: int) -> None:
+    """Have the address of the service lead to this head from now on."""
+    sh("ip", "route", "replace", SERVICE, "via", address_of(number))
+
+
 class Head:
     """One head; what it does, a process does that sees its mounts.
 
@@ -101,6 +159,15 @@ class Head:
 
     def serve(self) -> None:
         self.do(_serve, self._options)
+
+    def export(self, number: int, entry: str) -> None:
+        """Serve an entry of exports.d over NFS, as a machine of its own (`networks`)."""
+        self.do(_begin_server, number)
+        self.do(Path(f"/run/{network_of(number)}.exports").write_text, entry)
+        try:
+            self.do(sh, *COMMAND, "export", "up", f"/run/{network_of(number)}.exports")
+        except AssertionError as exc:
+            raise AssertionError(f"{exc}\n{self.do(sh, 'sh', '-c', f'cat {RUN_DIR}/*.log; dmesg | tail -n 20')}") from exc
 
     def restart(self, *, lose_state: bool = False) -> None:
         """Kill the daemon, and mount again."""
