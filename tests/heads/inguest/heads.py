@@ -167,7 +167,9 @@ class Head:
         try:
             self.do(sh, *COMMAND, "export", "up", f"/run/{network_of(number)}.exports")
         except AssertionError as exc:
-            raise AssertionError(f"{exc}\n{self.do(sh, 'sh', '-c', f'cat {RUN_DIR}/*.log; dmesg | tail -n 20')}") from exc
+            raise AssertionError(
+                f"{exc}\n{self.do(sh, 'sh', '-c', f'cat {RUN_DIR}/*.log; dmesg | tail -n 20')}"
+            ) from exc
 
     def restart(self, *, lose_state: bool = False) -> None:
         """Kill the daemon, and mount again."""
