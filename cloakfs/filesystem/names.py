@@ -218,6 +218,7 @@ class NameOperations(Core):
         try:
             return await self._connected(inode, name, ctx)
         except Stale:
+            self.nodes.registry.drop_if_unused(self.nodes.known_as(inode))  # it was restored in vain
             if not self.callers.is_daemon(ctx, for_attributes=False):
                 self.probing.note_stale_handle(inode, ctx)
             raise

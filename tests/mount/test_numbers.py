@@ -19,6 +19,7 @@ from cloakfs.tree.places import Places
 from tests.agents import User, write
 from tests.mount.conftest import FIGURES_AT_ONCE, Mount, daemons_with, run
 from tests.mount.loopfs import filesystem
+from tests.mount.test_metrics import figures
 from tests.mount.test_trees import by_handle, content_or_error, handle_of, steady
 from tests.processes import kill
 from tests.waiting import wait_until
@@ -190,7 +191,7 @@ def test_notes_that_cannot_be_written_do_not_fill_the_memory(base: str) -> None:
 REUSES = int(os.environ.get("CLOAKFS_REUSES", "3000"))
 
 
-@pytest.mark.timeout(60 + REUSES // 100)
+@pytest.mark.timeout(60 + REUSES // 20)
 @pytest.mark.parametrize("make", [write, lambda path, content: os.mkdir(path)], ids=["file", "directory"])
 def test_an_inode_number_that_is_used_again_never_leads_to_the_other_file(
     make: Callable[[str, bytes], None], base: str
@@ -218,3 +219,19 @@ def test_an_inode_number_that_is_used_again_never_leads_to_the_other_file(
             seen[inode] = handle
         assert again > REUSES / 2
         assert len(numbers) > min(REUSES * 0.8, 1000)  # 14 bits of the generation tell most of them apart
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_handles_of_what_is_gone_leave_nothing_in_memory(kind: str, base: str) -> None:
+    """Anybody may send them to an NFS server, again and again."""
+    with filesystem(kind, base) as source, steady(source, base) as mount:
+        with mount("-o", NULL) as m:
+            for number in range(100):
+                write(m.at(f"{number}"), b"")
+            handles = [handle_of(m.at(f"{number}")) for number in range(100)]
+        for number in range(100):
+            os.unlink(os.path.join(source, f"{number}"))
+        with mount("-o", NULL) as m:
+            before = figures(m).get("known_objects")
+            assert {content_or_error(m.path, handle) for handle in handles} == {errno.ESTALE}
+            assert figures(m).get("known_objects") <= before + 1
