@@ -6,6 +6,7 @@ others do not notice; a client is told to try again meanwhile (EAGAIN; over NFS,
 """
 
 import itertools
+import math
 import stat
 import time
 from dataclasses import dataclass, field
@@ -30,8 +31,10 @@ _WITHOUT_PAUSE_SECONDS = 0.2
 # How many names are looked at before others have a turn.
 _NAMES_AT_ONCE = 20
 
-# How many files that were sought are remembered.
+# How many files that were sought are remembered, and for how long that one was sought in vain: a directory may not have
+# been readable.
 _MOST_SEARCHED = 10_000
+_IN_VAIN_SECONDS = 60.0
 
 # A directory that is renamed during a walk, from where the walk has yet to come to where it has been, is missed. So is
 # what is in it.
@@ -94,7 +97,8 @@ class Search:
         self._nodes = nodes
         self._sought: dict[int, _Sought] = {}  # by number of the object
         self._numbers: dict[int, list[int]] = {}  # of the objects that are sought, by st_ino
-        self._searched: dict[int, int] = {}  # ctimes of those that were sought, by number of the object
+        # Those that were sought, by number of the object: the ctime, and until when that counts.
+        self._searched: dict[int, tuple[int, float]] = {}
         self._share = _Share()
         self._wake = trio.Event()
 
@@ -111,9 +115,13 @@ class Search:
             and info.st_nlink > 0
             and obj.filesystem is registry.root.filesystem
             and (not obj.filesystem.by_threads or obj.number & COMPUTED > 0)
-            and self._searched.get(obj.number) != info.st_ctime_ns
+            and not self._was_searched(obj, info)
             and (info.st_nlink > 1 + len(obj.others) or next(self._nodes.locator.places(obj, info), None) is None)
         )
+
+    def _was_searched(self, obj: Object, info: Stat) -> bool:
+        ctime, until = self._searched.get(obj.number, (None, 0.0))
+        return ctime == info.st_ctime_ns and time.monotonic() < until
 
     async def has_found(self, obj: Object, info: Stat) -> bool | None:
         """Have an object searched for (`may_find`); return whether any name was found, None if it takes longer."""
@@ -219,4 +227,4 @@ class Search:
         sought.done.set()
         while len(self._searched) >= _MOST_SEARCHED:
             del self._searched[next(iter(self._searched))]
-        self._searched[number] = sought.ctime
+        self._searched[number] = sought.ctime, math.inf if sought.found else time.monotonic() + _IN_VAIN_SECONDS
