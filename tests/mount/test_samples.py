@@ -332,6 +332,8 @@ ELSEWHERE = {
     ("nfs.md", "for u in ann ben; do"): CLIENT,
     ("nfs.md", "ls home"): CLIENT,
     ("nfs.md", "cloakfs export up --server ganesha"): NFS,
+    ("nfs.md", "cloakfs export key"): "each key has another fingerprint; test_handle_key.py makes some",
+    ("nfs.md", "cloakfs export same-as >head-a.json"): "it takes two machines; test_heads.py compares descriptions",
     ("nfs.md", "id -G                        # without the group"): CLIENT,
     ("nfs.md", "kill -9 PID               # of its daemon, from cloakfs export status --json"): NFS,
     ("nfs.md", "cat /run/cloakfs/export-default.log"): NFS,
