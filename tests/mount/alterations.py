@@ -671,13 +671,13 @@ def never_walk() -> None:
 
 
 def begin_to_walk_late() -> None:
-    """Have the search for files wait for five seconds before it begins, as for a disk."""
+    """Have the search for files wait for three seconds before it begins, as for a disk."""
     before, has_waited = TreeWalk.step, threading.Event()
 
     def step(self: TreeWalk, sought: Set[int], seconds: float) -> tuple[list[FoundName], bool]:
         if not has_waited.is_set():
             has_waited.set()
-            let_expire(5)
+            let_expire(3)
         return before(self, sought, seconds)
 
     replace(TreeWalk, "step", step)

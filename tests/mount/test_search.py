@@ -14,7 +14,7 @@ import pytest
 
 from tests.agents import User, write
 from tests.mount import alterations
-from tests.mount.conftest import daemons_with
+from tests.mount.conftest import FIGURES_AT_ONCE, daemons_with
 from tests.mount.loopfs import filesystem
 from tests.mount.test_numbers import CLOAKED, NULL, content_by_handle_as, forget_places
 from tests.mount.test_trees import content_or_error, handle_of, steady
@@ -84,7 +84,7 @@ def test_what_is_hidden_by_itself_is_like_what_is_gone(base: str) -> None:
 def test_requests_wait_once_for_all(base: str) -> None:
     """Otherwise, those for one file could keep all threads of a server."""
     with daemons_with(alterations.walk_slowly), filesystem("ext4", base) as source, steady(source, base) as mount:
-        last = make_directories(source, 60)
+        last = make_directories(source, 30)
         write(f"{source}/{last}/file", b"content")
         with mount("-o", CLOAKED) as m:
             handle = handle_of(m.at(last, "file"))
@@ -206,7 +206,10 @@ def takes_place(source: str, inode: int, name: str) -> bool:
 def test_a_number_that_the_kernel_still_knows_is_not_given_to_another_file(base: str, views: bool) -> None:
     """Also where the bits of the generation in it are the same: one view does not hear what another one was told."""
     mkfs = ("-O", "^metadata_csum")  # with checksums, no generation can be set
-    with filesystem("ext4", base, mkfs=mkfs) as source, steady(source, base) as mount:
+    with ExitStack() as stack:
+        stack.enter_context(daemons_with(tuning=FIGURES_AT_ONCE))  # idle descriptors are closed soon, too
+        source = stack.enter_context(filesystem("ext4", base, mkfs=mkfs))
+        mount = stack.enter_context(steady(source, base))
         os.chmod(source, 0o755)
         write(f"{source}/old", b"old")
         one, other = ("@root", "@daemon") if views else ("", "")
