@@ -213,8 +213,9 @@ def test_a_number_that_the_kernel_still_knows_is_not_given_to_another_file(base:
         os.chmod(source, 0o755)
         write(f"{source}/old", b"old")
         one, other = ("@root", "@daemon") if views else ("", "")
-        with mount("-o", "no_root_squash,views=root daemon nobody" if views else CLOAKED) as m:
+        with mount("-o", "no_root_squash,views=root daemon nobody" if views else CLOAKED) as m, ExitStack() as opened:
             handle, held = handle_of(m.at(one, "old")), os.open(m.at(one, "old"), os.O_PATH)
+            opened.callback(os.close, held)
             inode, former = os.stat(f"{source}/old").st_ino, generation(f"{source}/old")
             os.unlink(f"{source}/old")
             wait_until(lambda: takes_place(source, inode, "new"))
@@ -224,7 +225,6 @@ def test_a_number_that_the_kernel_still_knows_is_not_given_to_another_file(base:
             assert content_or_error(m.path, handle) in (errno.ESTALE, errno.EIO)
             with pytest.raises(OSError, match=r"Stale|Input/output"):
                 os.open(f"/proc/self/fd/{held}", os.O_RDONLY)
-            os.close(held)
 
 
 def test_hints_of_files_in_the_root_are_used(base: str) -> None:
