@@ -315,7 +315,7 @@ class Core(pyfuse3.Operations):
             if result is VisibilityResult.HIDDEN and not has_open and not (or_open and self.files.has_open(who, obj)):
                 if obj is self.nodes.root:  # this mount's own policy does not hide it
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-                await self._require_sought(view, who, obj, info)
+                await self._search_or_refuse(view, who, obj, info)
                 return await self._enter(inode, ctx, or_open=or_open, has_open=has_open, for_attributes=for_attributes)
         if (
             (self.nodes.registry.disconnected or not obj.filesystem.watched)
@@ -323,7 +323,7 @@ class Core(pyfuse3.Operations):
             and not has_open
             and not (or_open and self.files.has_open(who, obj))
         ):
-            await self._require_sought(view, who, obj, info)
+            await self._search_or_refuse(view, who, obj, info)
             return await self._enter(inode, ctx, or_open=or_open, has_open=has_open, for_attributes=for_attributes)
         if self.cache.subtree_check and (pending := self.cache.note_viewer(number, obj, viewer)) is not None:
             await pending
@@ -331,12 +331,12 @@ class Core(pyfuse3.Operations):
         checked_caller = self.callers.checked_caller(view, who, ctx) if self.knfsd else None
         return Request(number, view, who, obj, fd, info, viewer, checked_caller, has_acl=has_acl, pin=pin, waits=waits)
 
-    async def _require_sought(self, view: View, who: Actor, obj: Object, info: linux.Stat) -> None:
-        """Have an object searched for that the caller would see if only it were known where it is.
+    async def _search_or_refuse(self, view: View, who: Actor, obj: Object, info: linux.Stat) -> None:
+        """Refuse an object that is hidden from the caller, unless a search finds a name of it, by which it may be seen.
 
         Raises:
-            Stale: that is known, or was not found out.
-            FUSEError: EAGAIN: it takes longer.
+            Stale: there is nothing to search for, or nothing was found.
+            FUSEError: EAGAIN: the search takes longer.
         """
         # What is hidden by its own attributes is refused at once, like what is gone.
         fd = self.nodes.descriptors.fd(obj)

@@ -20,7 +20,7 @@ from ..state.persistent import INDEX
 from ..state.runtime import STATE_DIR, mount_key
 from ..state.versions import version_problem
 from ..tree.computed import KINDS
-from ..tree.index import is_of_key
+from ..tree.index import FIRST_COMPUTED, is_of_key
 from .knfsd import export_options
 from .plan import Mount, Plan
 from .server import ServerError
@@ -43,6 +43,7 @@ def describe(made: Plan) -> Description:
 
     Raises:
         HandleKeyError: the key cannot be used.
+        ServerError: the state of a mount cannot be read.
         OSError: a tree cannot be reached.
     """
     key = handlekey.read()
@@ -68,17 +69,18 @@ def _of_mount(mount: Mount, server: str, key: HandleKey | None) -> dict[str, str
 
 def _handles(mount: Mount, key: HandleKey | None) -> str:
     """Say whether file handles of a mount can be the same on another machine (`SAME`), or else why not."""
-    state = f"file:{quote(os.path.join(STATE_DIR, mount_key(mount.source, mount.path), INDEX))}?mode=ro"
+    state = os.path.join(STATE_DIR, mount_key(mount.source, mount.path), INDEX)
     secret = None if key is None else key.secret(mount_key(mount.source, mount.path))
-    try:
-        with contextlib.closing(database.connect(state, timeout=10, uri=True)) as db:
-            row = db.execute("SELECT computed, key FROM numbering, secret").fetchone()
-    except sqlite3.Error:
-        row = None  # it was never mounted here, or not by this version
-    if row is None:
+    if not ownfiles.exists(state):  # it was never mounted here
         kind = _file_system(mount.source).partition(" ")[0]
         return _OWN_NUMBERS if kind not in KINDS else _OWN_SECRET if secret is None else SAME
-    computed, stored = row
+    try:
+        with contextlib.closing(database.connect(f"file:{quote(state)}?mode=ro", timeout=10, uri=True)) as db:
+            if db.execute("PRAGMA user_version").fetchone()[0] < FIRST_COMPUTED:
+                return _OWN_NUMBERS
+            computed, stored = db.execute("SELECT computed, key FROM numbering, secret").fetchone() or (0, b"")
+    except sqlite3.Error as exc:
+        raise ServerError(f"{state}: {exc}") from exc
     if not computed:
         return _OWN_NUMBERS
     return SAME if secret is not None and is_of_key(stored, secret) else _OWN_SECRET

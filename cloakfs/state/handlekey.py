@@ -95,7 +95,8 @@ def _require_secret(info: os.stat_result) -> None:
     if info.st_uid != os.geteuid() or mode & 0o077:
         raise HandleKeyError(
             f"{PATH}: uid {info.st_uid} or others may read it (mode {mode:04o}), and could forge file handles: "
-            f"make a new one, or if nobody has: chown root {shell_word(PATH)}; chmod 600 {shell_word(PATH)}"
+            f"if somebody may have read it, remove it, and make a new one (cloakfs export key); otherwise: "
+            f"chown root {shell_word(PATH)}; chmod 600 {shell_word(PATH)}"
         )
 
 

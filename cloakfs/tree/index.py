@@ -59,6 +59,9 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 VERSION = 3
 """The version of the database that this cloakfs writes."""
 
+FIRST_COMPUTED = 3
+"""The first version that says whether numbers are computed; in earlier ones, none are."""
+
 # The step from each version to the next. Version 0 is an empty database, or that of 0.1.0, which had these tables.
 _STEPS = (
     """

@@ -101,7 +101,10 @@ def accounts_of(item: ViewItem) -> list[User | Ids]:
 
 
 _USUAL_SECONDS = 10.0
-"""How long the numbers that the accounts of ranges usually have are remembered."""
+"""How long the numbers that the accounts of ranges usually have are remembered at least."""
+
+_USUAL_SHARE = 20
+"""And for how many times as long as it took to ask for the accounts."""
 
 
 class Views:
@@ -275,12 +278,16 @@ class Views:
         """
         import trio  # noqa: PLC0415  (as above)
 
-        if trio.current_time() >= self._usual_until:
-            self._usual_until = trio.current_time() + _USUAL_SECONDS
-            accounts = await trio.to_thread.run_sync(
-                lambda: [str(user) for item in self._ranges for user in accounts_of(item)]
-            )
-            self._usual = {self._index.usual_view(label): label for label in accounts}
+        if (now := trio.current_time()) >= self._usual_until:
+            self._usual_until = math.inf  # others do not ask meanwhile
+            try:
+                accounts = await trio.to_thread.run_sync(
+                    lambda: [str(user) for item in self._ranges for user in accounts_of(item)]
+                )
+                self._usual = {self._index.usual_view(label): label for label in accounts}
+            finally:
+                took = trio.current_time() - now
+                self._usual_until = now + took + max(_USUAL_SECONDS, _USUAL_SHARE * took)
         return self._usual.get(number)
 
     async def follow_user_database(self, changed: Callable[[], None], seconds: float) -> None:

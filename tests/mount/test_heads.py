@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,18 @@ def test_handles_that_no_other_machine_knows(exports: Path, base: str) -> None:
                 other.write_text(described(exports))
             shutil.rmtree(os.path.join(STATE_DIR, mount_key(tree, place)))
             other.write_text(described(exports))
+        state_of(tree, place, computed=True, secret=secret)
+        index = os.path.join(STATE_DIR, mount_key(tree, place), "nodes.sqlite")
+        with contextlib.closing(sqlite3.connect(index)) as db:
+            db.execute("DROP TABLE numbering")  # as in the index of an earlier version
+            db.execute("PRAGMA user_version = 2")
+            db.commit()
+        status, (line,) = compared(exports, other)
+        assert (status, "its index gives the numbers" in line) == (3, True)
+        Path(index).write_bytes(b"damaged" * 1000)
+        done = run("export", "same-as", "--exports", str(exports), check=False)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+        assert index in done.stderr
 
 
 @pytest.mark.parametrize(
