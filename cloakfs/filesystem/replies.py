@@ -14,6 +14,7 @@ from ..tree.objects import ALL_VIEWERS, Object, Stale
 from ..tree.request import SET_ID, Request
 from ..tree.visibility import attrs_of
 from ..view import KernelCheckedCaller, View
+from .lastshown import LastShown
 
 
 def _limit_timeouts(entry: EntryAttributes, info: linux.Stat) -> None:
@@ -41,6 +42,7 @@ class Replies:
         self._kernel_gate = mode.kernel_gate
         self._no_client_cache = mode.no_client_cache
         self._last_change = 0
+        self._last_shown = LastShown()
 
     def attributes(
         self,
@@ -54,7 +56,8 @@ class Replies:
     ) -> EntryAttributes:
         """Return the attributes of `obj` as `view` shows them; the kernel may not cache them yet.
 
-        A `checked_caller` is shown its own objects under its own ids, by which the kernel checks its permissions.
+        A `checked_caller` is shown its own objects under its own ids, by which the kernel checks its permissions. What
+        the kernel or this daemon asks for itself must not change the ids by which the kernel is checking a caller.
 
         Raises:
             Stale: the policy failed.
@@ -71,8 +74,8 @@ class Replies:
             if shown is None:
                 raise Stale
             mode, uid, gid, nlink = shown
-        if checked_caller is not None:
-            uid, gid = checked_caller.recognise(info.st_uid, info.st_gid, uid, gid)
+        if checked_caller is not None or self._last_shown:
+            uid, gid = self._last_shown.ids(number << OBJECT_BITS | obj.number, checked_caller, info, (uid, gid))
         if self._kernel_gate and obj is self._nodes.root and view.fixed is not None:
             mode = stat.S_IFDIR | stat.S_IRWXU
             uid, gid = view.client_id("uid", view.fixed.uid), view.client_id("gid", view.fixed.gid)
