@@ -19,10 +19,7 @@ class LastShown:
     """The callers to whom objects, by nodeid, were last shown with other ids than those of the mapping."""
 
     def __init__(self) -> None:
-        self._callers: OrderedDict[int, KernelCheckedCaller] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._callers)
+        self.callers: OrderedDict[int, KernelCheckedCaller] = OrderedDict()
 
     def ids(
         self, nodeid: int, caller: KernelCheckedCaller | None, info: linux.Stat, mapped: tuple[ClientId, ClientId]
@@ -36,14 +33,14 @@ class LastShown:
             mapped: what the mapping alone would show.
         """
         if caller is None:
-            caller = self._callers.get(nodeid)
+            caller = self.callers.get(nodeid)
             return mapped if caller is None else caller.recognise(info.st_uid, info.st_gid, *mapped)
         ids = caller.recognise(info.st_uid, info.st_gid, *mapped)
         if ids == mapped:
-            self._callers.pop(nodeid, None)
+            self.callers.pop(nodeid, None)
         else:
-            self._callers[nodeid] = caller
-            self._callers.move_to_end(nodeid)
-            if len(self._callers) > _MOST:
-                self._callers.popitem(last=False)
+            self.callers[nodeid] = caller
+            self.callers.move_to_end(nodeid)
+            if len(self.callers) > _MOST:
+                self.callers.popitem(last=False)
         return ids

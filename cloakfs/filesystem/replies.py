@@ -74,7 +74,7 @@ class Replies:
             if shown is None:
                 raise Stale
             mode, uid, gid, nlink = shown
-        if checked_caller is not None or self._last_shown:
+        if checked_caller is not None or self._last_shown.callers:
             uid, gid = self._last_shown.ids(number << OBJECT_BITS | obj.number, checked_caller, info, (uid, gid))
         if self._kernel_gate and obj is self._nodes.root and view.fixed is not None:
             mode = stat.S_IFDIR | stat.S_IRWXU
