@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -101,10 +102,14 @@ def test_a_squashed_caller_owns_its_files(
             other = user(others, 7)
             if others >= 800:
                 # Until the server has the first one's CLOSE, the second one may be refused (docs/nfs.md).
-                wait_until(lambda other=other, path=path: other.error(Path(path).read_text) == 0)
+                wait_until(partial(can_read, other, path))
             else:
                 assert other.error(Path(path).read_text) == 13, (uid, others, version)
             assert os.stat(tree.real(f"{uid}-{version}")).st_uid == 517
+
+
+def can_read(who: User, path: str) -> bool:
+    return who.error(Path(path).read_text) == 0
 
 
 def test_what_the_daemon_asks_does_not_change_whom_the_kernel_takes_for_the_owner(
