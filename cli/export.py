@@ -91,12 +91,6 @@ class _Service:
         # nfs-ganesha drops an export for a host that cannot be found whenever it reads its configuration.
         return _read_plan(self.paths, self.server, self.root, ())
 
-    def with_late_changes(self, made: Plan) -> Plan:
-        """Return the plan with warnings that hold at this moment, and which `status` finds out anew."""
-        if self.server != "knfsd":
-            return made
-        return replace(made, warnings=(*made.warnings, *knfsd.late_changes(made.mounts)))
-
     def _exported(self) -> Collection[tuple[str, str]]:
         """Return the mount points that this service exports now, or its guard has left, each with its client."""
         try:
@@ -238,7 +232,7 @@ def plan_command(*, as_json: bool, **given: Any) -> None:
     """
     service = _service(given)
     try:
-        made = service.with_late_changes(service.plan())
+        made = service.plan()
         config = service.config(made)
     except OSError as exc:
         fail(f"{exc.filename}: {exc.strerror}", FAILED)
@@ -311,7 +305,7 @@ def up(*, foreground: bool, **given: Any) -> None:
         made = service.plan()
     except OSError as exc:
         fail(f"{exc.filename}: {exc.strerror}", FAILED)
-    _print_remarks(service.with_late_changes(made))
+    _print_remarks(made)
     if made.problems:
         sys.exit(WRONG)
     if not made.mounts:

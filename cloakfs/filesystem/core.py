@@ -171,9 +171,12 @@ class Core(pyfuse3.Operations):
         self.tasks: Tasks | None = None
         self.requests = Requests()
         self.references = References(nodes.forget, self.requests.is_news, nodes.registry.drop_unused)
-        self.prevents_delegations = self.knfsd and self.enable_locks and linux.may_delegate_writing()
+        self._prevents_write_delegations = self.knfsd and self.enable_locks and linux.may_delegate_writing()
         # `Recalls.prevent` opens what clients have open a second time.
-        self.files = OpenFiles(nodes, max_open // 2 if self.prevents_delegations else max_open)
+        opens_twice = self._prevents_write_delegations or (
+            self.knfsd and any(it.remote for it in nodes.mounts.filesystems)
+        )
+        self.files = OpenFiles(nodes, max_open // 2 if opens_twice else max_open)
         self.passthrough = Passthrough(_why_no_passthrough(passthrough, views, reader, exported=self.exported))
         self.enable_passthrough = self.passthrough.is_allowed
         self.locks = LockHolders(self.files.shares, tuning.most_locked_ranges)
@@ -721,7 +724,7 @@ class Core(pyfuse3.Operations):
 
     def _close(self, fh: FileHandleT) -> None:
         """Close what a client had open. Where that may take long, no request waits for it."""
-        if self.prevents_delegations:
+        if self.recalls.own:
             assert self.tasks is not None
             self.recalls.closed(fh, self.tasks)
         if self.locks.by_object:

@@ -109,8 +109,8 @@ class DataOperations(Core):
         opener = at.credentials_to_write(flags) if as_opener and not self.ganesha else None
         backing = self.passthrough.open(at, fd, flags, may_begin=self.requests.trace is None)
         fh = self.files.opened(fd, at, as_opener=as_opener, opener=opener, flags=flags)
-        if flags & os.O_TRUNC or (as_opener and self.prevents_delegations):
-            await self._opened_to_write(fh, at, inode, flags)
+        if self.knfsd or flags & os.O_TRUNC:
+            await self._has_opened(fh, at, inode, flags)
         opened = FileInfo(fh=fh, keep_cache=keeps, direct_io=self.ganesha or _may_have_more(at, flags))
         if backing:
             self.cache.invalidate(at.obj)  # from now on, its attributes are not cached (`Replies`)
@@ -129,16 +129,22 @@ class DataOperations(Core):
             raise FUSEError(errno.EPERM)
         return None
 
-    async def _opened_to_write(self, fh: FileHandleT, at: Request, inode: InodeT, flags: int) -> None:
-        """See to what comes with opening a file to write to it, or to empty it; close it if that fails."""
+    async def _has_opened(self, fh: FileHandleT, at: Request, inode: InodeT, flags: int) -> None:
+        """See to delegations of a file that was opened, and to what emptying it changes; close it if that fails."""
         try:
-            if self.prevents_delegations and flags & os.O_ACCMODE != os.O_RDONLY:
+            if self.knfsd and self._prevents_delegation(at, flags):
                 await self.recalls.prevent(fh, inode, self.nodes.generation(inode, at.obj))
             if flags & os.O_TRUNC:
                 await self._may_have_lost_set_id(fh)
         except BaseException:
             self._close(fh)
             raise
+
+    def _prevents_delegation(self, at: Request, flags: int) -> bool:
+        """Whether the server must not grant a delegation of a file that it opens with these flags (`recall`)."""
+        if not at.obj.filesystem.watched:
+            return stat.S_ISREG(at.info.st_mode) and linux.may_lease()
+        return self._prevents_write_delegations and flags & os.O_ACCMODE != os.O_RDONLY
 
     def _leaves_out_flush(self, at: Request, flags: int) -> bool:
         """Whether the kernel need not report each close(2) of a file that is being opened.

@@ -14,6 +14,9 @@ With a delegation for writing (Linux 6.6 and later), a client locks the file wit
 locks would exclude nobody on the real tree or in another mount. To recall it when somebody else locks would be too
 late. The server grants none while anybody else has the file open for writing (`nfsd4_check_conflicting_opens`), so the
 daemon has it open, too, through its own mount, for as long as the server has.
+
+On a file system that reports no changes, a delegation for reading would never be recalled: two clients of two servers
+of one CephFS would each go on with its own pages, even under a lock. So the daemon keeps those away, too.
 """
 
 import contextlib
@@ -88,7 +91,7 @@ class Recalls:
         self._opening: set[int] = set()  # threads that open a file to keep it open
         self._has_failed_to_prevent = False
         self._limiter = trio.CapacityLimiter(_MOST_OPENING)
-        self._own: dict[int, int] = {}  # by descriptor of a client's open file: that of the daemon's own
+        self.own: dict[int, int] = {}  # by descriptor of a client's open file: that of the daemon's own
 
     def changed(self, obj: Object | None) -> None:
         """Have delegations of an object recalled soon; with None, those of all objects."""
@@ -164,7 +167,9 @@ class Recalls:
         return flags & os.O_ACCMODE != os.O_RDONLY and pid in self._probe.threads
 
     async def prevent(self, fh: int, nodeid: int, generation: int) -> None:
-        """See that the server grants no delegation for writing of a file that it is opening for writing, as `fh`.
+        """See that the server grants no delegation for writing of a file that it is opening, as `fh`.
+
+        Nor one for reading, if it opens the file for reading alone, or is the only one that has it open for writing.
 
         Raises:
             OSError: ETIMEDOUT, of which the server makes NFS4ERR_DELAY: a client has another delegation of it still.
@@ -180,12 +185,12 @@ class Recalls:
             if not self._has_failed_to_prevent:
                 self._has_failed_to_prevent = True
                 log.warning(
-                    "delegations for writing cannot be prevented (%s), so that locks of NFSv4 clients may exclude "
-                    "nobody else: turn delegations off (sysctl fs.leases-enable=0)",
+                    "delegations cannot be prevented (%s), so that locks of NFSv4 clients may exclude nobody else, and "
+                    "they may go on with old content: turn delegations off (sysctl fs.leases-enable=0)",
                     exc.strerror,
                 )
         else:
-            self._own[fh] = own
+            self.own[fh] = own
 
     def _open_for_writing(self, handle: bytes) -> int:
         """In a thread: open a file of the daemon's own mount for writing.
@@ -212,7 +217,7 @@ class Recalls:
 
     def closed(self, fh: int, tasks: Tasks) -> None:
         """Close what the daemon has open because of `fh`."""
-        if (fd := self._own.pop(fh, -1)) >= 0:
+        if (fd := self.own.pop(fh, -1)) >= 0:
             close = partial(trio.to_thread.run_sync, abandon_on_cancel=True)
             tasks.once("closing a file of the own mount", close, os.close, fd)
 

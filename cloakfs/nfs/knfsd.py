@@ -8,7 +8,7 @@ import re
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from ipaddress import ip_network
 
@@ -19,7 +19,7 @@ from ..config.files import files_of, read_all
 from ..config.lint import ROOT_FSID, beside_root, fsid_of, same_fsid
 from ..config.options import CONDITIONS
 from ..config.values import host_of
-from ..linux import may_lease, mountinfo, name_to_handle, ownfiles, process, programs
+from ..linux import mountinfo, ownfiles, process, programs
 from ..state.runtime import mounted
 from . import hosts, nfsdrestart, nfsdstate, root, served
 from .plan import Mount, Plan
@@ -34,7 +34,6 @@ _THREADS = 8
 _ANSWER_SECONDS = 30.0
 _MOUNTDS = ("rpc.mountd", "nfsv4.exportd")
 _CHANNEL = "/net/rpc/nfsd.export/channel"  # on which the kernel asks them
-_REAL_PATH_SECONDS = 2.0
 _RESTART_SECONDS = 5.0
 _RESTARTED_BY_OTHERS_SECONDS = 1.0  # an administrator or systemd may be doing so just now
 _EXPORTFS = "/usr/sbin/exportfs"
@@ -179,61 +178,6 @@ def _manage_gids_warnings(mounts: Iterable[Mount]) -> list[Remark]:
     ]
 
 
-# File systems whose changes, all of them, the kernel reports to the daemon: see `cloakfs.kernelcache.watch`.
-_REPORTED = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "f2fs", "bcachefs"})
-
-
-def late_changes(mounts: Iterable[Mount], resolve: Callable[[str], str | None] = ownfiles.realpath) -> list[Remark]:
-    """Return warnings of mounts whose changes NFSv4 clients with a delegation may not see, while there are any.
-
-    Args:
-        mounts: the mounts.
-        resolve: returns the real path of a tree, or None while that is not known.
-    """
-    if not may_lease() or not _offers_v4():
-        return []
-    places = [(place.path.rstrip("/"), place.kind) for place in mountinfo.by_id().values()]
-    said = []
-    for mount in mounts:
-        source = (resolve(mount.source) or mount.source).rstrip("/")
-        above = max((path for path, _ in places if f"{source}/".startswith(f"{path}/")), key=len, default="")
-        kinds = {
-            kind
-            for path, kind in places
-            if (path == above or path.startswith(f"{source}/")) and path != mount.path and not _is_reported(path, kind)
-        }
-        if kinds:
-            said.append(
-                Remark(
-                    mount.location,
-                    f"{mount.path}: {', '.join(sorted(kinds))} does not report changes that are made behind the mount, "
-                    "and an NFSv4 client does not see them while it has a delegation; sysctl fs.leases-enable=0 turns "
-                    "delegations off, and all other leases of this machine",
-                )
-            )
-    return said
-
-
-def _is_reported(path: str, kind: str) -> bool:
-    if kind != "overlay":
-        return kind in _REPORTED
-    with contextlib.suppress(OSError):  # without nfs_export=on, an overlayfs has no file handles
-        fd = ownfiles.open_fd(path or "/", os.O_PATH | os.O_CLOEXEC)
-        try:
-            name_to_handle(fd)
-        finally:
-            os.close(fd)
-        return True
-    return False
-
-
-def _offers_v4() -> bool:
-    """Whether the server serves NFSv4; if it does not run, it will."""
-    with contextlib.suppress(OSError):
-        return not _threads() or 4 in _versions()
-    return True
-
-
 def _manages_gids() -> bool:
     try:
         said = programs.run(
@@ -258,7 +202,6 @@ class Knfsd:
         self._is_own_server = False
         self._foreign_config: nfsdrestart.NfsdConfig | None = None  # a server that others started, as it last ran
         self._mountd: programs.Popen | None = None
-        self._real_paths: dict[str, str] = {}  # the real paths of trees
         self._restarted = ""  # when and why the threads were, for people
         self._not_reclaimed: str | None = None  # why clients cannot use files that they hold
 
@@ -369,12 +312,6 @@ class Knfsd:
                     await _export(mount)
         # The kernel caches the root of an export, and where it is mounted.
         await run("exportfs", "-f")
-        # Now, and not when the state is asked for: a tree may hang then.
-        with trio.move_on_after(_REAL_PATH_SECONDS):
-            for source in {mount.source for mount in mounts} - self._real_paths.keys():
-                self._real_paths[source] = await trio.to_thread.run_sync(
-                    ownfiles.realpath, source, abandon_on_cancel=True
-                )
 
     async def hold(self) -> None:
         """Have clients wait for what is exported and was unmounted just now."""
@@ -423,11 +360,10 @@ class Knfsd:
         return all(mount.path in served_mounts for mount in self._mounts)
 
     def notes(self) -> list[str]:
-        """Return what administrators should know: late changes, and a restart of the threads."""
-        said = [remark.message for remark in late_changes(self._mounts, self._real_paths.get)]
-        if self._restarted:
-            said.append(self._restarted + (f"; {_grace()}" if nfsdrestart.is_in_grace() else ""))
-        return said
+        """Return what administrators should know: a restart of the threads."""
+        if not self._restarted:
+            return []
+        return [self._restarted + (f"; {_grace()}" if nfsdrestart.is_in_grace() else "")]
 
     async def find_problems(self, mounts: Sequence[Mount]) -> served.ServiceProblems:
         """Return why the server, or some of these mounts, are not served at this moment."""

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -57,6 +58,19 @@ def _end(*, lose_state: bool) -> None:
     wait_until(lambda: MOUNT not in mounted())
     if lose_state:
         shutil.rmtree(os.path.join(STATE_DIR, mount_key(TREE, MOUNT)))
+
+
+def _kill_daemons() -> None:
+    for mount in mounted().values():
+        os.kill(mount.pid, signal.SIGKILL)
+
+
+def _die() -> None:
+    guard = json.loads(sh(*COMMAND, "export", "status", "--json"))["pid"]
+    for link in json.loads(sh("ip", "-json", "link")):  # first: nothing of what follows may reach clients
+        sh("ip", "link", "set", link["ifname"], "down")
+    os.kill(guard, signal.SIGKILL)
+    _kill_daemons()
 
 
 def _handle(name: str) -> bytes:
@@ -121,6 +135,8 @@ def networks(count: int) -> Iterator[None]:
             sh("ip", "netns", "add", name)
             stack.callback(sh, "ip", "netns", "del", name)
             sh("ip", "link", "add", here, "type", "veth", "peer", "name", there, "netns", name)
+            # The threads of an NFS server keep the network alive, though not its name.
+            stack.callback(sh, "ip", "link", "del", here)
             for words in (
                 f"addr add 10.8.{number}.1/24 dev {here}",
                 f"link set {here} up",
@@ -160,9 +176,12 @@ class Head:
     def serve(self) -> None:
         self.do(_serve, self._options)
 
-    def export(self, number: int, entry: str) -> None:
+    def export(self, number: int, entry: str, *, without_nfsv3: bool = False) -> None:
         """Serve an entry of exports.d over NFS, as a machine of its own (`networks`)."""
         self.do(_begin_server, number)
+        if without_nfsv3:
+            self.do(sh, "rpc.nfsd", "0")
+            self.do(sh, "rpc.nfsd", "--no-nfs-version", "3", "-G", "10", "-L", "10", "8")
         self.do(Path(f"/run/{network_of(number)}.exports").write_text, entry)
         try:
             self.do(sh, *COMMAND, "export", "up", f"/run/{network_of(number)}.exports")
@@ -170,6 +189,14 @@ class Head:
             raise AssertionError(
                 f"{exc}\n{self.do(sh, 'sh', '-c', f'cat {RUN_DIR}/*.log; dmesg | tail -n 20')}"
             ) from exc
+
+    def kill_daemon(self) -> None:
+        """Kill the daemon of the export; the service mounts again."""
+        self.do(_kill_daemons)
+
+    def die(self) -> None:
+        """Leave the network, and kill the service and its daemons, whose locks CephFS then releases."""
+        self.do(_die)
 
     def restart(self, *, lose_state: bool = False) -> None:
         """Kill the daemon, and mount again."""

@@ -13,7 +13,7 @@ import pytest
 
 from cloakfs.linux import mountinfo
 from tests.agents import User
-from tests.nfs.knfsd.fixtures import EXPORTS, Service, Share, exported, nfs_mounted
+from tests.nfs.knfsd.fixtures import EXPORTS, Service, Share, exported, nfs_mounted, sh
 from tests.waiting import wait_until
 
 ANN = 1000
@@ -135,6 +135,37 @@ def reader(service: Service, request: pytest.FixtureRequest) -> Iterator[Reader]
 
 
 only_one = pytest.mark.parametrize("reader", ["4.2"], indirect=True)
+
+
+def test_none_is_granted_where_changes_are_not_reported(
+    share: Callable[..., Share], mount_nfs: Callable[..., str], user: Callable[..., User]
+) -> None:
+    """It would never be recalled: two clients of two servers of one distributed file system would go on for ever."""
+
+    def prepare_both(tree: str) -> None:
+        for name in ("reported", "unreported"):
+            os.mkdir(f"{tree}/{name}")
+        sh("mount", "-t", "ramfs", "-o", "mode=777", "ramfs", f"{tree}/unreported")
+        for name in ("reported", "unreported"):
+            Path(tree, name, "file").write_text("old")
+
+    tree = share("rw", prepare_both)
+    try:
+        place, who = mount_nfs(tree, "4.2", OPTIONS), user(ANN)
+
+        def use(name: str) -> int:
+            path = os.path.join(place, name, "file")
+            fds = [who.do(os.open, path, os.O_RDONLY) for _ in range(3)]
+            found = delegations(tree)
+            for fd in fds:
+                who.do(os.close, fd)
+            return found
+
+        assert use("unreported") == 0
+        wait_until(lambda: use("reported") == 1, FOR_LONG)
+        assert use("unreported") == 1
+    finally:
+        sh("umount", "-l", tree.real("unreported"))
 
 
 def test_content(reader: Reader) -> None:

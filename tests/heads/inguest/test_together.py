@@ -1,0 +1,161 @@
+"""Two clients of two heads use one database and one Maildir at once; nothing is lost when a head dies meanwhile.
+
+`CLOAKFS_HEADS_SECONDS` says how long they do (`scripts/campaign heads`).
+"""
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from cloakfs.nfs.plan import mount_name
+from cloakfs.state import handlekey
+from tests.agents import User
+from tests.heads.inguest.heads import SERVICE, TREE, Head, address_of, lead_to, networks, sh
+from tests.heads.inguest.test_heads import ANN, prepare
+
+SECONDS = float(os.environ.get("CLOAKFS_HEADS_SECONDS", "12"))
+PATH = f"/srv/cloakfs/{mount_name(TREE, '*')}"
+_PATIENCE = 100.0
+
+
+class Work(NamedTuple):
+    """What one client has done, by the number of each step."""
+
+    done: list[int]
+    failed: list[str]
+
+
+def transact(top: str, who: str, number: int) -> None:
+    with contextlib.closing(sqlite3.connect(f"{top}/database", timeout=60, isolation_level=None)) as database:
+        database.execute("PRAGMA synchronous = FULL")
+        database.execute("BEGIN IMMEDIATE")
+        database.execute("UPDATE sums SET sum = sum + 1")
+        database.execute("INSERT INTO lines VALUES (?, ?)", (who, number))
+        database.execute("COMMIT")
+
+
+def deliver(top: str, who: str, number: int) -> None:
+    """As a mail server does: written under `tmp`, flushed, and renamed."""
+    name = f"{who} {number}"
+    fd = os.open(f"{top}/maildir/tmp/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(fd, name.encode())
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(f"{top}/maildir/tmp/{name}", f"{top}/maildir/new/{name}")
+
+
+def repeat(step: Callable[[str, str, int], None], top: str, who: str, until: float) -> Work:
+    work = Work([], [])
+    number = 0
+    while time.time() < until:
+        try:
+            step(top, who, number)
+            work.done.append(number)
+        except (OSError, sqlite3.Error) as exc:
+            work.failed.append(f"{who} {number}: {exc!r} {getattr(exc, 'sqlite_errorname', '')}")
+        number += 1
+    return work
+
+
+def make(top: str) -> None:
+    with contextlib.closing(sqlite3.connect(f"{top}/database")) as database, database:
+        database.execute("CREATE TABLE sums (sum INTEGER)")
+        database.execute("INSERT INTO sums VALUES (0)")
+        database.execute("CREATE TABLE lines (who TEXT, line INTEGER)")
+    for name in ("tmp", "new"):
+        os.makedirs(f"{top}/maildir/{name}")
+
+
+def lines_of(top: str) -> Counter[str]:
+    """What the database contains, which must be intact."""
+    with contextlib.closing(sqlite3.connect(f"{top}/database")) as database:
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        lines = Counter(f"{who} {number}" for who, number in database.execute("SELECT who, line FROM lines"))
+        assert database.execute("SELECT sum FROM sums").fetchall() == [(lines.total(),)]
+    return lines
+
+
+def mails_of(top: str) -> Counter[str]:
+    new = f"{top}/maildir/new"
+    return Counter(Path(new, name).read_bytes().decode() for name in os.listdir(new))
+
+
+STEPS = {"database": (transact, lines_of), "maildir": (deliver, mails_of)}
+
+
+@pytest.fixture
+def heads() -> Iterator[tuple[Head, Head]]:
+    handlekey.make()
+    with ExitStack() as stack:
+        stack.callback(os.unlink, handlekey.PATH)
+        stack.enter_context(networks(2))
+        made = []
+        for _ in range(2):
+            made.append(Head(""))
+            stack.callback(made[-1].close)
+        made[0].do(prepare)
+        for number, head in enumerate(made):
+            # Without NFSv3, so that locks are locks on the real tree.
+            head.export(number, f"{TREE} *(rw,insecure,cloak_list = uid +077 1000 1001)\n", without_nfsv3=True)
+        lead_to(0)
+        yield made[0], made[1]
+
+
+def nothing(heads: tuple[Head, Head]) -> None:
+    pass
+
+
+def kill_a_daemon(heads: tuple[Head, Head]) -> None:
+    heads[0].kill_daemon()
+
+
+def kill_a_head(heads: tuple[Head, Head]) -> None:
+    heads[0].die()
+    lead_to(1)
+
+
+@pytest.mark.parametrize("happens", [nothing, kill_a_daemon, kill_a_head])
+def test_nothing_is_lost(heads: tuple[Head, Head], happens: Callable[[tuple[Head, Head]], None]) -> None:
+    with ExitStack() as stack:
+        tops = []
+        for name, address in (("a", SERVICE), ("b", address_of(1))):
+            place = f"/client-{name}"
+            os.makedirs(place, exist_ok=True)
+            sh("mount", "-t", "nfs", "-o", "vers=4.2,hard,timeo=50,nosharecache", f"{address}:{PATH}", place)
+            stack.callback(sh, "umount", "-f", "-l", place)
+            tops.append(f"{place}/{ANN}")
+        with User(ANN) as first:
+            first.do(make, tops[1])
+        until = time.time() + SECONDS
+        working = [
+            (name, stack.enter_context(User(ANN)), top, f"{name}-{number}")
+            for name in STEPS
+            for number, top in enumerate(tops)
+        ]
+        for name, user, top, who in working:
+            user.start(repeat, STEPS[name][0], top, who, until)
+        time.sleep(SECONDS / 3)
+        happens(heads)
+        found = {who: user.answer_within(SECONDS + _PATIENCE) for _, user, _, who in working}
+        for name, (_, look) in STEPS.items():
+            with User(ANN) as reader:
+                there = reader.do(look, tops[1])
+            works = {who: found[who] for kind, _, _, who in working if kind == name}
+            print(name, {who: (len(work.done), work.failed[:3], len(work.failed)) for who, work in works.items()})
+            done = Counter(f"{who} {number}" for who, work in works.items() for number in work.done)
+            assert not done - there, "what was done is there"
+            failed = sum(len(work.failed) for work in works.values())
+            assert there.total() <= done.total() + failed
+            assert set(there.values()) == {1}
+            if happens is nothing:
+                assert not failed
