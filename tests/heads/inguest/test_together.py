@@ -20,6 +20,7 @@ from cloakfs.state import handlekey
 from tests.agents import User
 from tests.heads.inguest.heads import SERVICE, TREE, Head, address_of, lead_to, networks, sh
 from tests.heads.inguest.test_heads import ANN, prepare
+from tests.waiting import wait_until
 
 SECONDS = float(os.environ.get("CLOAKFS_HEADS_SECONDS", "12"))
 PATH = f"/srv/cloakfs/{mount_name(TREE, '*')}"
@@ -144,7 +145,7 @@ def test_nothing_is_lost(heads: tuple[Head, Head], happens: Callable[[tuple[Head
         ]
         for name, user, top, who in working:
             user.start(repeat, STEPS[name][0], top, who, until)
-        time.sleep(SECONDS / 3)
+        wait_until(lambda: len(heads[1].do(os.listdir, f"{TREE}/{ANN}/maildir/new")) > SECONDS / 2)
         happens(heads)
         found = {who: user.answer_within(SECONDS + _PATIENCE) for _, user, _, who in working}
         for name, (_, look) in STEPS.items():
