@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.clone import ROOT
 from bench.lab.cephcluster import ADDRESS
 from bench.lab.nfshost import NfsHost
 from cloakfs.linux.libc import check, libc
@@ -25,6 +26,8 @@ from tests.waiting import wait_until
 CEPH, MOUNT = "/tmp/ceph", "/tmp/mount"
 TREE = f"{CEPH}/tree"
 SERVICE = "10.9.0.10"
+TAKE_OVER = os.path.join(ROOT, "examples/heads/take-over")
+_WITHOUT_NFSV3 = ("--no-nfs-version", "3", "-G", "10", "-L", "10", "8")
 _CLONE_NEWNS = 0x20000
 _CLONE_NEWNET = 0x40000000
 _F_OFD_SETLK = 37
@@ -115,6 +118,9 @@ def _begin_server(number: int) -> None:
         sh("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", place)
         for folder in folders:
             os.mkdir(f"{place}/{folder}")
+    # Where the other head finds which clients this one has.
+    os.makedirs(f"{CEPH}/.heads/{number}", exist_ok=True)
+    sh("mount", "--bind", f"{CEPH}/.heads/{number}", "/var/lib/nfs/nfsdcld")
     for path in ("/run/rpcbind", "/var/lib/nfs/sm", "/var/lib/nfs/sm.bak"):
         os.chmod(path, 0o777)
     for name in ("etab", "rmtab"):
@@ -126,12 +132,22 @@ def network_of(number: int) -> str:
     return f"head{number}"
 
 
+def _called(host: str) -> list[str]:
+    """The words before a command that runs on a host of this name, as the NFS server calls itself."""
+    return ["unshare", "--uts", "sh", "-c", f'hostname {host} && exec "$@"', "sh"]
+
+
+def _take_over(number: int, host: str) -> None:
+    records = f"{CEPH}/.heads/{number}/main.sqlite"
+    sh(*_called(host), TAKE_OVER, records, *_WITHOUT_NFSV3)
+
+
 @contextlib.contextmanager
 def networks(count: int) -> Iterator[None]:
     """Make networks for so many heads, in each of which the service has its address; clients reach one (`lead_to`)."""
     with contextlib.ExitStack() as stack:
         for number in range(count):
-            name, here, there = network_of(number), f"veth{number}", f"headveth{number}"
+            name, here, there = network_of(number), f"tohead{number}", f"head{number}"
             sh("ip", "netns", "add", name)
             stack.callback(sh, "ip", "netns", "del", name)
             sh("ip", "link", "add", here, "type", "veth", "peer", "name", there, "netns", name)
@@ -181,7 +197,7 @@ class Head:
         self.do(_begin_server, number)
         if without_nfsv3:
             self.do(sh, "rpc.nfsd", "0")
-            self.do(sh, "rpc.nfsd", "--no-nfs-version", "3", "-G", "10", "-L", "10", "8")
+            self.do(sh, *_called("service"), "rpc.nfsd", *_WITHOUT_NFSV3)
         self.do(Path(f"/run/{network_of(number)}.exports").write_text, entry)
         try:
             self.do(sh, *COMMAND, "export", "up", f"/run/{network_of(number)}.exports")
@@ -197,6 +213,10 @@ class Head:
     def die(self) -> None:
         """Leave the network, and kill the service and its daemons, whose locks CephFS then releases."""
         self.do(_die)
+
+    def take_over(self, number: int, host: str = "service") -> None:
+        """Let the clients of another head claim what they had there; `host` is what this server calls itself."""
+        self.do(_take_over, number, host)
 
     def restart(self, *, lose_state: bool = False) -> None:
         """Kill the daemon, and mount again."""

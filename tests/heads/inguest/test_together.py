@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import errno
 import os
 import sqlite3
 import time
@@ -18,8 +19,9 @@ import pytest
 from cloakfs.nfs.plan import mount_name
 from cloakfs.state import handlekey
 from tests.agents import User
-from tests.heads.inguest.heads import SERVICE, TREE, Head, address_of, lead_to, networks, sh
+from tests.heads.inguest.heads import SERVICE, TREE, Head, address_of, lead_to, lock, networks, sh
 from tests.heads.inguest.test_heads import ANN, prepare
+from tests.nfs.knfsd.fixtures import second_host
 from tests.waiting import wait_until
 
 SECONDS = float(os.environ.get("CLOAKFS_HEADS_SECONDS", "12"))
@@ -125,16 +127,56 @@ def kill_a_head(heads: tuple[Head, Head]) -> None:
     lead_to(1)
 
 
-@pytest.mark.parametrize("happens", [nothing, kill_a_daemon, kill_a_head])
-def test_nothing_is_lost(heads: tuple[Head, Head], happens: Callable[[tuple[Head, Head]], None]) -> None:
+@pytest.fixture
+def tops(heads: tuple[Head, Head]) -> Iterator[list[str]]:
+    """Yield a directory as two client machines see it: by the address of the service, and by the second head's."""
     with ExitStack() as stack:
-        tops = []
-        for name, address in (("a", SERVICE), ("b", address_of(1))):
-            place = f"/client-{name}"
+        machine = stack.enter_context(second_host())
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+        sh("ip", "-n", machine, "route", "add", "default", "via", "10.9.0.1")
+        places = ["/client-a", "/client-b"]
+        for place, address, enter in (
+            (places[0], SERVICE, ()),
+            (places[1], address_of(1), ("nsenter", f"--net=/run/netns/{machine}")),
+        ):
             os.makedirs(place, exist_ok=True)
-            sh("mount", "-t", "nfs", "-o", "vers=4.2,hard,timeo=50,nosharecache", f"{address}:{PATH}", place)
+            sh(*enter, "mount", "-t", "nfs", "-o", "vers=4.2,hard,timeo=50,nosharecache", f"{address}:{PATH}", place)
             stack.callback(sh, "umount", "-f", "-l", place)
-            tops.append(f"{place}/{ANN}")
+        yield [f"{place}/{ANN}" for place in places]
+
+
+@pytest.mark.parametrize("host", ["service", "another", ""])
+def test_a_client_claims_its_lock_from_the_other_head(heads: tuple[Head, Head], tops: list[str], host: str) -> None:
+    """If that takes over, and calls itself as the first one did. Otherwise, the client's program loses the lock."""
+    with User(ANN) as one, User(ANN) as other:
+        mine = one.do(os.open, f"{tops[0]}/file", os.O_RDWR)
+        its = other.do(os.open, f"{tops[1]}/file", os.O_RDWR)
+        assert one.do(lock, "fcntl", mine) == 0
+        assert other.do(lock, "fcntl", its) == errno.EAGAIN
+        heads[0].die()
+        if host:
+            heads[1].take_over(0, host)
+        lead_to(1)
+        other.start(lock, "fcntl", its)  # which waits until clients have claimed what they had
+        said = one.error(write_through, mine, b"still mine")
+        taken = other.answer_within(_PATIENCE)
+        assert (said, taken) == ((0, errno.EAGAIN) if host == "service" else (errno.EIO, 0))
+        one.do(os.close, mine)
+        assert other.do(lock, "fcntl", its) == 0
+        assert (other.do(os.pread, its, 10, 0) == b"still mine") == (host == "service")
+        other.do(os.close, its)
+
+
+def write_through(fd: int, content: bytes) -> None:
+    os.pwrite(fd, content, 0)
+    os.fsync(fd)
+
+
+@pytest.mark.parametrize("happens", [nothing, kill_a_daemon, kill_a_head])
+def test_nothing_is_lost(
+    heads: tuple[Head, Head], tops: list[str], happens: Callable[[tuple[Head, Head]], None]
+) -> None:
+    with ExitStack() as stack:
         with User(ANN) as first:
             first.do(make, tops[1])
         until = time.time() + SECONDS
