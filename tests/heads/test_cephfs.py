@@ -11,7 +11,7 @@ from bench.lab.cephcluster import GUEST_ADDRESS, CephCluster
 from bench.lab.guest import DRIVERS, Guest, inside, missing_kernel
 from tests.waiting import wait_until
 
-_PATIENCE = 270.0
+_PATIENCE = 560.0
 
 _COMMAND = f"""\
 ip addr add {GUEST_ADDRESS} dev vec0 && ip link set vec0 up || exit
@@ -20,7 +20,7 @@ cd {shlex.quote(ROOT)} || exit
 """
 
 
-@pytest.mark.timeout(330)
+@pytest.mark.timeout(620)
 def test_two_heads_of_one_cephfs() -> None:
     if inside():
         pytest.skip("boots a guest, which cannot be done in a guest")

@@ -1,6 +1,6 @@
 """Two clients of two heads use one database and one Maildir at once; nothing is lost when a head dies meanwhile.
 
-`CLOAKFS_HEADS_SECONDS` says how long they do (`scripts/campaign heads`).
+`CLOAKFS_HEADS_SECONDS` says how long they do.
 """
 
 import contextlib
