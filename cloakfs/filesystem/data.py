@@ -11,7 +11,7 @@ import trio
 from pyfuse3 import FileHandleT, FileInfo, FlagT, FUSEError, InodeT, RequestContext
 
 from .. import linux
-from ..fuse.compatibility import with_backing, without_flush
+from ..fuse.compatibility import offers_noflush, with_backing, without_flush
 from ..tree import calls
 from ..tree.request import Request
 from .core import Core
@@ -143,7 +143,8 @@ class DataOperations(Core):
     def _prevents_delegation(self, at: Request, flags: int) -> bool:
         """Whether the server must not grant a delegation of a file that it opens with these flags (`recall`)."""
         if not at.obj.filesystem.watched:
-            return stat.S_ISREG(at.info.st_mode) and linux.may_lease()
+            # A daemon that ends would wait for its own answer to a FLUSH.
+            return offers_noflush and stat.S_ISREG(at.info.st_mode) and linux.may_lease()
         return self._prevents_write_delegations and flags & os.O_ACCMODE != os.O_RDONLY
 
     def _leaves_out_flush(self, at: Request, flags: int) -> bool:

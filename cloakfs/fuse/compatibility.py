@@ -85,12 +85,13 @@ offers_locks = hasattr(pyfuse3, "FileLock")
 """Whether the daemon can have locks for its clients on the real files (only with the patch)."""
 
 
-_offers_noflush = hasattr(FileInfo, "noflush")  # which earlier versions of the patch did not have
+offers_noflush = hasattr(FileInfo, "noflush")
+"""Whether an OPEN can be answered so that no FLUSH follows (only with the patch, of which earlier versions cannot)."""
 
 
 def without_flush(opened: FileInfo) -> FileInfo:
     """Return the answer to an OPEN after which the kernel sends no FLUSH, if pyfuse3 is patched."""
-    if _offers_noflush:
+    if offers_noflush:
         cast(Any, opened).noflush = True
     return opened
 

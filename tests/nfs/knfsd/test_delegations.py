@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cloakfs.fuse.compatibility import offers_noflush
 from cloakfs.linux import mountinfo
 from tests.agents import User
 from tests.nfs.knfsd.fixtures import EXPORTS, Service, Share, exported, nfs_mounted, sh
@@ -137,6 +138,7 @@ def reader(service: Service, request: pytest.FixtureRequest) -> Iterator[Reader]
 only_one = pytest.mark.parametrize("reader", ["4.2"], indirect=True)
 
 
+@pytest.mark.skipif(not offers_noflush, reason="this pyfuse3 is not patched (scripts/setup --patched-pyfuse3)")
 def test_none_is_granted_where_changes_are_not_reported(
     share: Callable[..., Share], mount_nfs: Callable[..., str], user: Callable[..., User]
 ) -> None:
