@@ -143,6 +143,8 @@ class DataOperations(Core):
     def _prevents_delegation(self, at: Request, flags: int) -> bool:
         """Whether the server must not grant a delegation of a file that it opens with these flags (`recall`)."""
         if not at.obj.filesystem.watched:
+            if flags & linux.FMODE_EXEC:  # by execve(2) on this machine, which refuses what is open for writing
+                return False
             # A daemon that ends would wait for its own answer to a FLUSH.
             return offers_noflush and stat.S_ISREG(at.info.st_mode) and linux.may_lease()
         return self._prevents_write_delegations and flags & os.O_ACCMODE != os.O_RDONLY
@@ -299,6 +301,8 @@ class DataOperations(Core):
         """
         if all(filesystem.has_posix_rules for filesystem in self.nodes.mounts.filesystems):
             raise FUSEError(errno.ENOSYS)
+        if fh == OWN:
+            return
         await trio.to_thread.run_sync(
             calls.close, self.nodes.descriptors.with_descriptor(calls.dup, fh), abandon_on_cancel=True
         )

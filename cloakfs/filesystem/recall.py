@@ -89,7 +89,7 @@ class Recalls:
         self._is_wanted = trio.Event()
         self._has_failed = False
         self._opening: set[int] = set()  # threads that open a file to keep it open
-        self._has_failed_to_prevent = False
+        self._not_prevented = {errno.ETXTBSY}  # errors not to be logged (again); nobody writes a running program
         self._limiter = trio.CapacityLimiter(_MOST_OPENING)
         self.own: dict[int, int] = {}  # by descriptor of a client's open file: that of the daemon's own
 
@@ -182,8 +182,8 @@ class Recalls:
         except BlockingIOError:
             raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from None
         except OSError as exc:
-            if not self._has_failed_to_prevent:
-                self._has_failed_to_prevent = True
+            if exc.errno not in self._not_prevented:
+                self._not_prevented.add(exc.errno or 0)
                 log.warning(
                     "delegations cannot be prevented (%s), so that locks of NFSv4 clients may exclude nobody else, and "
                     "they may go on with old content: turn delegations off (sysctl fs.leases-enable=0)",

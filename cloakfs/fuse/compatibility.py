@@ -21,6 +21,7 @@ import pyfuse3
 import trio
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, InodeT, ReaddirToken, RequestContext
 
+from .. import linux
 from .attach import MountError
 from .loop import working
 
@@ -85,8 +86,8 @@ offers_locks = hasattr(pyfuse3, "FileLock")
 """Whether the daemon can have locks for its clients on the real files (only with the patch)."""
 
 
-offers_noflush = hasattr(FileInfo, "noflush")
-"""Whether an OPEN can be answered so that no FLUSH follows (only with the patch, of which earlier versions cannot)."""
+offers_noflush = hasattr(FileInfo, "noflush") and linux.kernel_version() >= (5, 16)  # FOPEN_NOFLUSH
+"""Whether an OPEN can be answered so that no FLUSH follows (only with the patch, but for its earlier versions)."""
 
 
 def without_flush(opened: FileInfo) -> FileInfo:

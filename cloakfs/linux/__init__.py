@@ -41,6 +41,7 @@ from .mounting import (
     clone_tree,
     clone_writable,
     detach_mount,
+    kernel_version,
     may_delegate_writing,
     may_lease,
     mount,
@@ -79,7 +80,8 @@ __all__ = [
     "MS_POSIXACL", "MS_RDONLY", "MS_RELATIME", "MS_REMOUNT", "MS_SYNCHRONOUS", "RENAME_EXCHANGE",
     "RENAME_NOREPLACE", "ROOT", "RWF_NOWAIT", "Credentials", "SpecialTime", "Stat", "act_as_daemon", "apart",
     "as_daemon", "btrfs_top", "clone_tree", "clone_writable", "detach_mount", "effective_capabilities", "fallocate",
-    "fstat", "getdents", "in_main_thread", "is_append_only", "may_access", "may_delegate_writing", "may_lease", "mount",
+    "fstat", "getdents", "in_main_thread", "is_append_only", "kernel_version", "may_access",
+    "may_delegate_writing", "may_lease", "mount",
     "name_to_handle", "open_by_handle", "raised", "renameat2", "require_access", "set_daemon_credentials",
     "set_effective_capabilities", "statx", "statx_if_there", "umask", "umount", "utimens", "xfs_uuid",
 ]  # fmt: skip

@@ -119,5 +119,9 @@ def may_lease() -> bool:
 
 def may_delegate_writing() -> bool:
     """Whether the kernel's NFSv4 server may grant delegations for writing (Linux 6.6 and later)."""
-    version = tuple(int(number) for number in re.findall(r"[0-9]+", os.uname().release)[:2])
-    return version >= (6, 6) and may_lease()
+    return kernel_version() >= (6, 6) and may_lease()
+
+
+def kernel_version() -> tuple[int, ...]:
+    """Return the first two numbers of the kernel's release."""
+    return tuple(int(number) for number in re.findall(r"[0-9]+", os.uname().release)[:2])

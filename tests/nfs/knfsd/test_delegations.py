@@ -4,6 +4,7 @@ import contextlib
 import errno
 import mmap
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -166,6 +167,19 @@ def test_none_is_granted_where_changes_are_not_reported(
         assert use("unreported") == 0
         wait_until(lambda: use("reported") == 1, FOR_LONG)
         assert use("unreported") == 1
+    finally:
+        sh("umount", "-l", tree.real("unreported"))
+
+
+def test_what_reports_no_changes_can_be_executed_on_the_server(share: Callable[..., Share]) -> None:
+    def prepare_program(tree: str) -> None:
+        os.mkdir(f"{tree}/unreported")
+        sh("mount", "-t", "ramfs", "-o", "mode=777", "ramfs", f"{tree}/unreported")
+        shutil.copy("/bin/true", f"{tree}/unreported/program")
+
+    tree = share("rw", prepare_program)
+    try:
+        sh(os.path.join(tree.path, "unreported", "program"))
     finally:
         sh("umount", "-l", tree.real("unreported"))
 
