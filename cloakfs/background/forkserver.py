@@ -100,6 +100,8 @@ class ForkServer:
                 self._requests.close()
             self._requests, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
             with theirs:
+                # Before the server is started: it may be idle, and end, before this process runs again.
+                socket.send_fds(self._requests, [_RUN], fds)
                 # It goes on as an orphan, and nobody has to wait for its end.
                 started = await trio.run_process(  # noqa: TID251  (whoever starts daemons acts for no caller)
                     [*self._program, _ROOM],
@@ -111,7 +113,6 @@ class ForkServer:
             if started.returncode:
                 self.close()
                 raise ChildProcessError(errno.ECHILD, "the process that starts daemons does not run (see the log)")
-            socket.send_fds(self._requests, [_RUN], fds)
 
     def close(self) -> None:
         """End the server; commands that run go on."""

@@ -179,3 +179,18 @@ def test_requests_to_a_server_that_is_about_to_end_are_not_lost() -> None:
             let_expire(0.001 * (number % 5))  # around the time that it waits
 
     forking(work, idle=0.002)
+
+
+def test_a_server_that_is_idle_before_this_process_goes_on_runs_what_it_was_started_for() -> None:
+    async def keep_busy() -> None:
+        while True:
+            let_expire(0.2)
+            await trio.lowlevel.checkpoint()
+
+    async def work(server: ForkServer) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep_busy)
+            assert (await server.run(["exit", "3"])).status == 3
+            nursery.cancel_scope.cancel()
+
+    forking(work, idle=0.001)
