@@ -62,6 +62,7 @@ def use(m: Mount, owner: User, member: User, other: User) -> None:
         other.error(os.stat, m.at("listed/file"))
     owner.error(os.stat, m.at("shared/own"))
     for _ in range(2):
+        violations(m)  # waits: entries are not kept while something in their directory is being invalidated
         member.do(os.stat, m.at("homes/fourth/club/own"))
         member.do(os.listdir, m.at("team"))
         member.error(os.stat, m.at("team/absent"))
@@ -69,6 +70,7 @@ def use(m: Mount, owner: User, member: User, other: User) -> None:
     violations(m)
     owner.do(os.chdir, m.at("homes/second"))
     for _ in range(2):
+        violations(m)
         owner.do(os.stat, "private")
         member.do(os.listdir, m.at("homes/second"))
         member.error(os.stat, m.at("homes/second/absent"))
