@@ -13,6 +13,7 @@ from pyfuse3 import FileHandleT, FileInfo, FlagT, FUSEError, InodeT, RequestCont
 from .. import linux
 from ..fuse.compatibility import offers_noflush, with_backing, without_flush
 from ..tree import calls
+from ..tree.objects import Stale
 from ..tree.request import Request
 from .core import Core
 from .operation import operation
@@ -88,6 +89,7 @@ class DataOperations(Core):
             self.expired_names.used_by_handle(inode)
         at = await self._enter(inode, ctx)
         self._require_descriptor(at)
+        self._require_name(at)
         # The kernel checks this only for descriptors to write to; for others, when the daemon has emptied the file.
         if flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY | os.O_TRUNC and self.files.is_executed(at.obj):
             raise OSError(errno.ETXTBSY, os.strerror(errno.ETXTBSY))
@@ -109,13 +111,27 @@ class DataOperations(Core):
         opener = at.credentials_to_write(flags) if as_opener and not self.ganesha else None
         backing = self.passthrough.open(at, fd, flags, may_begin=self.requests.trace is None)
         fh = self.files.opened(fd, at, as_opener=as_opener, opener=opener, flags=flags)
-        if self.knfsd or flags & os.O_TRUNC:
-            await self._has_opened(fh, at, inode, flags)
+        prevents = self.knfsd and self._prevents_delegation(at, flags)
+        if prevents or flags & os.O_TRUNC:
+            await self._has_opened(fh, at, inode, flags, prevents=prevents)
         opened = FileInfo(fh=fh, keep_cache=keeps, direct_io=self.ganesha or _may_have_more(at, flags))
         if backing:
             self.cache.invalidate(at.obj)  # from now on, its attributes are not cached (`Replies`)
             with_backing(opened, backing)
         return without_flush(opened) if self._leaves_out_flush(at, flags) else opened
+
+    def _require_name(self, at: Request) -> None:
+        """Refuse to open a file that was removed behind the mount, as file systems do that are told of it.
+
+        Who has just looked its name up, or knows its handle, would write to what nobody can find. This way, the kernel
+        looks the name up again, and so does a client of NFS, which then may make a new file.
+
+        Raises:
+            Stale: it has no name, and no client has it open.
+        """
+        if at.info.st_nlink == 0 and not at.obj.open_files and (self.exported or not at.obj.filesystem.watched):
+            self.cache.has_no_name(at.obj)
+            raise Stale
 
     def _opened_by_daemon(self, flags: int, ctx: RequestContext) -> FileInfo | None:
         """Answer an OPEN by which the daemon keeps delegations away, or has them recalled; None if it is not one.
@@ -129,10 +145,10 @@ class DataOperations(Core):
             raise FUSEError(errno.EPERM)
         return None
 
-    async def _has_opened(self, fh: FileHandleT, at: Request, inode: InodeT, flags: int) -> None:
-        """See to delegations of a file that was opened, and to what emptying it changes; close it if that fails."""
+    async def _has_opened(self, fh: FileHandleT, at: Request, inode: InodeT, flags: int, *, prevents: bool) -> None:
+        """Prevent a delegation of a file that was opened, and see to what emptying it changes; close it on failure."""
         try:
-            if self.knfsd and self._prevents_delegation(at, flags):
+            if prevents:
                 await self.recalls.prevent(fh, inode, self.nodes.generation(inode, at.obj))
             if flags & os.O_TRUNC:
                 await self._may_have_lost_set_id(fh)
@@ -142,12 +158,14 @@ class DataOperations(Core):
 
     def _prevents_delegation(self, at: Request, flags: int) -> bool:
         """Whether the server must not grant a delegation of a file that it opens with these flags (`recall`)."""
-        if not at.obj.filesystem.watched:
-            if flags & linux.FMODE_EXEC:  # by execve(2) on this machine, which refuses what is open for writing
-                return False
-            # A daemon that ends would wait for its own answer to a FLUSH.
-            return offers_noflush and stat.S_ISREG(at.info.st_mode) and linux.may_lease()
-        return self._prevents_write_delegations and flags & os.O_ACCMODE != os.O_RDONLY
+        if at.obj.filesystem.watched:
+            return self._prevents_write_delegations and flags & os.O_ACCMODE != os.O_RDONLY
+        # execve(2), which only this machine can call, refuses what is open for writing.
+        if flags & linux.FMODE_EXEC or not stat.S_ISREG(at.info.st_mode) or not linux.may_lease():
+            return False
+        if not offers_noflush:  # a daemon that is being ended would wait for its own answer to a FLUSH
+            self.recalls.cannot_prevent(errno.EOPNOTSUPP, "this takes the patched pyfuse3 and Linux 5.16")
+        return offers_noflush
 
     def _leaves_out_flush(self, at: Request, flags: int) -> bool:
         """Whether the kernel need not report each close(2) of a file that is being opened.

@@ -13,6 +13,7 @@ from ..background.tasks import Tasks
 from ..monitoring import Counters
 from ..tree.nodes import Nodes
 from ..tree.objects import NO_VIEWER, Object, Viewer
+from ..tree.registry import unlist
 from ..tree.views import Views
 from ..tree.visibility import AccessPaths
 from ..tuning import STANDARD, Tuning
@@ -150,6 +151,13 @@ class KernelCache:
     def linked(self, obj: Object) -> None:
         """Note that a request has made another name of `obj`. A policy may hide that, and not the old one."""
         self.invalidation.invalidate(obj)
+
+    def has_no_name(self, obj: Object) -> None:
+        """Note that an object was removed, which nobody has reported: its name is invalidated."""
+        parent = obj.parent
+        if parent is not None and (parent.children or {}).get(obj.name) is obj:
+            self.invalidation.invalidate_name(parent, obj.name, parent.ever_cached_in)
+            unlist(parent, obj.name)
 
     def invalidate(self, obj: Object, *, pages_in: int | None = None) -> None:
         """Invalidate the attributes of an object; with `pages_in`, its pages as well, in that view alone.

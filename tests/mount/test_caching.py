@@ -438,6 +438,29 @@ def test_where_changes_above_are_not_told_they_are_seen_within_a_second(
                 unmount(m.path)
 
 
+def test_where_changes_are_not_told_a_removed_file_is_not_opened(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """Whoever wrote to it, because the kernel has its name for up to a second, would lose what he writes."""
+    with attached("ramfs", tree, "-t", "ramfs"):
+        os.chmod(tree, 0o777)
+        for name in ("file", "open"):
+            put(os.path.join(tree, name), OWNER, 0o666)
+        m = mount("-o", CLOAKED)
+        stranger = user(STRANGER)
+        try:
+            fds = [stranger.do(os.open, m.at("open"), os.O_RDONLY)]
+            stranger.do(os.stat, m.at("file"))
+            for name in ("file", "open"):
+                os.unlink(m.real(name))
+            fds.append(stranger.do(os.open, m.at("file"), os.O_WRONLY | os.O_CREAT, 0o666))
+            stranger.do(os.write, fds[1], b"new")
+            assert Path(m.real("file")).read_bytes() == b"new"
+            fds.append(stranger.do(os.open, f"/proc/self/fd/{fds[0]}", os.O_RDONLY))  # which a process has open
+            assert stranger.do(os.read, fds[2], 10) == b"content"
+        finally:
+            stranger.close()
+            unmount(m.path)
+
+
 def test_lost_events_make_everything_forgotten(scene: str, mount: MakeMount, user: MakeUser) -> None:
     most = int(Path("/proc/sys/fs/fanotify/max_queued_events").read_text())
     m = mount("-o", CLOAKED)

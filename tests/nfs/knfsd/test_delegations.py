@@ -4,7 +4,6 @@ import contextlib
 import errno
 import mmap
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from cloakfs.fuse.compatibility import offers_noflush
 from cloakfs.linux import mountinfo
 from tests.agents import User
-from tests.nfs.knfsd.fixtures import EXPORTS, Service, Share, exported, nfs_mounted, sh
+from tests.nfs.knfsd.fixtures import EXPORTS, Service, Share, exported, nfs_mounted
 from tests.waiting import wait_until
 
 ANN = 1000
@@ -137,51 +135,6 @@ def reader(service: Service, request: pytest.FixtureRequest) -> Iterator[Reader]
 
 
 only_one = pytest.mark.parametrize("reader", ["4.2"], indirect=True)
-
-
-@pytest.mark.skipif(not offers_noflush, reason="this pyfuse3 is not patched (scripts/setup --patched-pyfuse3)")
-def test_none_is_granted_where_changes_are_not_reported(
-    share: Callable[..., Share], mount_nfs: Callable[..., str], user: Callable[..., User]
-) -> None:
-    """It would never be recalled: two clients of two servers of one distributed file system would go on for ever."""
-
-    def prepare_both(tree: str) -> None:
-        for name in ("reported", "unreported"):
-            os.mkdir(f"{tree}/{name}")
-        sh("mount", "-t", "ramfs", "-o", "mode=777", "ramfs", f"{tree}/unreported")
-        for name in ("reported", "unreported"):
-            Path(tree, name, "file").write_text("old")
-
-    tree = share("rw", prepare_both)
-    try:
-        place, who = mount_nfs(tree, "4.2", OPTIONS), user(ANN)
-
-        def use(name: str) -> int:
-            path = os.path.join(place, name, "file")
-            fds = [who.do(os.open, path, os.O_RDONLY) for _ in range(3)]
-            found = delegations(tree)
-            for fd in fds:
-                who.do(os.close, fd)
-            return found
-
-        assert use("unreported") == 0
-        wait_until(lambda: use("reported") == 1, FOR_LONG)
-        assert use("unreported") == 1
-    finally:
-        sh("umount", "-l", tree.real("unreported"))
-
-
-def test_what_reports_no_changes_can_be_executed_on_the_server(share: Callable[..., Share]) -> None:
-    def prepare_program(tree: str) -> None:
-        os.mkdir(f"{tree}/unreported")
-        sh("mount", "-t", "ramfs", "-o", "mode=777", "ramfs", f"{tree}/unreported")
-        shutil.copy("/bin/true", f"{tree}/unreported/program")
-
-    tree = share("rw", prepare_program)
-    try:
-        sh(os.path.join(tree.path, "unreported", "program"))
-    finally:
-        sh("umount", "-l", tree.real("unreported"))
 
 
 def test_content(reader: Reader) -> None:
