@@ -19,7 +19,7 @@ from ..accounts.groups import GroupSource
 from ..accounts.threadstatus import ThreadStatus
 from ..background.tasks import Tasks
 from ..exportmode import ExportMode
-from ..fuse.compatibility import keeps_listings, offers_locks
+from ..fuse.compatibility import keeps_listings, offers_locks, offers_noflush
 from ..identity import ServerId
 from ..kernelcache.cache import KernelCache
 from ..kernelcache.cachepolicy import MountTraits
@@ -172,11 +172,8 @@ class Core(pyfuse3.Operations):
         self.requests = Requests()
         self.references = References(nodes.forget, self.requests.is_news, nodes.registry.drop_unused)
         self._prevents_write_delegations = self.knfsd and self.enable_locks and linux.may_delegate_writing()
-        # `Recalls.prevent` opens what clients have open a second time.
-        opens_twice = self._prevents_write_delegations or (
-            self.knfsd and any(it.remote for it in nodes.mounts.filesystems)
-        )
-        self.files = OpenFiles(nodes, max_open // 2 if opens_twice else max_open)
+        # `Recalls.prevent` may open what clients have open a second time.
+        self.files = OpenFiles(nodes, max_open // 2 if self.knfsd and offers_noflush else max_open)
         self.passthrough = Passthrough(_why_no_passthrough(passthrough, views, reader, exported=self.exported))
         self.enable_passthrough = self.passthrough.is_allowed
         self.locks = LockHolders(self.files.shares, tuning.most_locked_ranges)

@@ -1,8 +1,10 @@
-"""Whom an object was last shown to, where callers are shown different owners and the kernel checks by them.
+"""To whom an object was shown last, where callers are shown different owners and the kernel checks by them.
 
-The kernel keeps one owner for each object: the one in the last answer. It asks before each check, as the caller. An
-answer to somebody else that comes in between would decide about that caller. So what this daemon asks of its own mount
-(`recall`), and what the kernel asks for itself (`reconnect`), is answered with what the kernel was told last.
+The kernel keeps one owner for each object: the one in the last answer. Before it checks a caller, it asks as that
+caller. If an answer to somebody else came in between, the check would go by that one. So requests that are no caller's
+(of this daemon to its own mount, `recall`; of the kernel for itself, `reconnect`) get the owner that the kernel has
+already. No caller is shown anything by it, and nothing is decided by it but what the kernel would have decided without
+the request.
 """
 
 from collections import OrderedDict
@@ -24,11 +26,11 @@ class LastShown:
     def ids(
         self, nodeid: int, caller: KernelCheckedCaller | None, info: linux.Stat, mapped: tuple[ClientId, ClientId]
     ) -> tuple[ClientId, ClientId]:
-        """Return the owner and group to show to `caller`; None is whoever must not change what the kernel knows.
+        """Return the owner and group to answer with.
 
         Args:
             nodeid: of the object.
-            caller: for whom the kernel checks permissions.
+            caller: for whom the kernel checks permissions; None if the request is no caller's.
             info: the attributes of the real object.
             mapped: what the mapping alone would show.
         """

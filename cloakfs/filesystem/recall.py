@@ -45,7 +45,7 @@ _INTERVAL_SECONDS = 0.1
 After a recall, knfsd grants no new delegation of the file for at least half a minute."""
 
 _MOST_OPENING = 8
-"""How many threads open files to prevent delegations, each for as long as the daemon takes to answer two requests."""
+"""How many threads open files to prevent delegations, each for as long as the daemon takes to answer some requests."""
 
 _QUICK_SECONDS = 3.0
 _SLOW_INTERVAL_SECONDS = 1.0
@@ -89,7 +89,7 @@ class Recalls:
         self._is_wanted = trio.Event()
         self._has_failed = False
         self._opening: set[int] = set()  # threads that open a file to keep it open
-        self._not_prevented = {errno.ETXTBSY}  # errors not to be logged (again); nobody writes a running program
+        self._warned = {errno.ETXTBSY}  # of which errors not to warn (again): nobody writes to a running program
         self._limiter = trio.CapacityLimiter(_MOST_OPENING)
         self.own: dict[int, int] = {}  # by descriptor of a client's open file: that of the daemon's own
 
@@ -167,9 +167,7 @@ class Recalls:
         return flags & os.O_ACCMODE != os.O_RDONLY and pid in self._probe.threads
 
     async def prevent(self, fh: int, nodeid: int, generation: int) -> None:
-        """See that the server grants no delegation for writing of a file that it is opening, as `fh`.
-
-        Nor one for reading, if it opens the file for reading alone, or is the only one that has it open for writing.
+        """See that the server grants no delegation of a file from now on, until it closes what it has open as `fh`.
 
         Raises:
             OSError: ETIMEDOUT, of which the server makes NFS4ERR_DELAY: a client has another delegation of it still.
@@ -182,15 +180,19 @@ class Recalls:
         except BlockingIOError:
             raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from None
         except OSError as exc:
-            if exc.errno not in self._not_prevented:
-                self._not_prevented.add(exc.errno or 0)
-                log.warning(
-                    "delegations cannot be prevented (%s), so that locks of NFSv4 clients may exclude nobody else, and "
-                    "they may go on with old content: turn delegations off (sysctl fs.leases-enable=0)",
-                    exc.strerror,
-                )
+            self.cannot_prevent(exc.errno or 0, exc.strerror or str(exc))
         else:
             self.own[fh] = own
+
+    def cannot_prevent(self, code: int, why: str) -> None:
+        """Warn that the server may grant delegations; once for each code."""
+        if code not in self._warned:
+            self._warned.add(code)
+            log.warning(
+                "delegations cannot be prevented (%s), so that locks of NFSv4 clients may exclude nobody else, and "
+                "they may go on with old content: turn delegations off (sysctl fs.leases-enable=0)",
+                why,
+            )
 
     def _open_for_writing(self, handle: bytes) -> int:
         """In a thread: open a file of the daemon's own mount for writing.

@@ -74,13 +74,13 @@ class Replies:
             if shown is None:
                 raise Stale
             mode, uid, gid, nlink = shown
+        nodeid = number << OBJECT_BITS | obj.number  # `Nodes.nodeid`, without a call
         if checked_caller is not None or self._last_shown.callers:
-            uid, gid = self._last_shown.ids(number << OBJECT_BITS | obj.number, checked_caller, info, (uid, gid))
+            uid, gid = self._last_shown.ids(nodeid, checked_caller, info, (uid, gid))
         if self._kernel_gate and obj is self._nodes.root and view.fixed is not None:
             mode = stat.S_IFDIR | stat.S_IRWXU
             uid, gid = view.client_id("uid", view.fixed.uid), view.client_id("gid", view.fixed.gid)
         entry = EntryAttributes()
-        nodeid = number << OBJECT_BITS | obj.number  # `Nodes.nodeid`, without a call
         entry.st_ino = InodeT(nodeid)
         entry.generation = self._nodes.generation(nodeid, obj)
         entry.entry_timeout = entry.attr_timeout = 0  # until it is proved that the kernel may cache it
