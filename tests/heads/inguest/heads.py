@@ -71,7 +71,8 @@ def _kill_daemons() -> None:
 def _die() -> None:
     guard = json.loads(sh(*COMMAND, "export", "status", "--json"))["pid"]
     for link in json.loads(sh("ip", "-json", "link")):  # first: nothing of what follows may reach clients
-        sh("ip", "link", "set", link["ifname"], "down")
+        if link["ifname"] != "lo":
+            sh("ip", "link", "set", link["ifname"], "down")
     os.kill(guard, signal.SIGKILL)
     _kill_daemons()
 
