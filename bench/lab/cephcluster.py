@@ -96,7 +96,7 @@ class CephCluster:
         self.network = (f"vec0:transport=tap,ifname={_TAP},mac=02:00:00:00:00:10,gro=1",)
         self._namespace = namespace
         self._top = tempfile.mkdtemp(prefix="cloakfs-ceph-")
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._stack = contextlib.ExitStack()
         self._stack.callback(shutil.rmtree, self._top)
         try:
@@ -161,13 +161,22 @@ class CephCluster:
         with open(f"{self._top}/log/{kind}.out", "wb") as out:
             words = self._words(f"ceph-{kind}", "-i", name, "-f")
             process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-        self._processes.append(process)
+        self._processes[kind] = process
+
+    def _kill(self, kind: str) -> None:
+        process = self._processes[kind]
+        process.kill()  # `ip netns exec` has become the daemon
+        process.wait()
+
+    def restart_metadata_server(self) -> None:
+        """Kill the metadata server, and start another one in its place; clients wait for that."""
+        self._kill("mds")
+        self._begin("mds", "a")
 
     def close(self) -> None:
         """End it. All that it holds is thrown away, so that nothing has to end in order."""
-        for process in self._processes:
-            process.kill()  # `ip netns exec` has become the daemon
-            process.wait()
+        for kind in self._processes:
+            self._kill(kind)
         self._stack.close()
 
     def __enter__(self) -> Self:

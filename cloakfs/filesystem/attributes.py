@@ -126,8 +126,6 @@ class AttributeOperations(NameOperations, Core):
             return answer
         # read(2) makes the kernel send GETATTR, too. nfs-ganesha keeps files open that no client has open.
         at = await self._enter_by_open_file(inode, ctx, or_open=not self.ganesha, for_attributes=True)
-        if at.info.st_nlink == 0 and not at.obj.filesystem.watched:
-            self.cache.has_no_name(at.obj)
         entry = self.replies.of_object(at, at.info)
         if may_repeat:
             self.passing.note(inode, ctx, at, entry)

@@ -13,8 +13,9 @@ from pyfuse3 import FileHandleT, FileInfo, FlagT, FUSEError, InodeT, RequestCont
 from .. import linux
 from ..fuse.compatibility import offers_noflush, with_backing, without_flush
 from ..tree import calls
-from ..tree.objects import Stale
+from ..tree.objects import Descriptor, Stale
 from ..tree.request import Request
+from . import atomic
 from .core import Core
 from .operation import operation
 from .recall import OWN
@@ -73,6 +74,10 @@ def _may_have_more(at: Request, flags: int) -> bool:
     return filesystem.makes_up_files or flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY
 
 
+def _is_named(at: Request, fd: int, name: bytes, _pin: Descriptor | None) -> bool:
+    return atomic.leads_to(linux.ROOT, fd, name, at.info)
+
+
 class DataOperations(Core):
     """OPEN, READ, WRITE, FALLOCATE, COPY_FILE_RANGE, LSEEK, FLUSH, FSYNC, RELEASE.
 
@@ -89,7 +94,8 @@ class DataOperations(Core):
             self.expired_names.used_by_handle(inode)
         at = await self._enter(inode, ctx)
         self._require_descriptor(at)
-        self._require_name(at)
+        if at.info.st_nlink == 0 and not at.obj.open_files and (self.exported or not at.obj.filesystem.watched):
+            at = await self._require_name(at, inode, ctx)
         # The kernel checks this only for descriptors to write to; for others, when the daemon has emptied the file.
         if flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY | os.O_TRUNC and self.files.is_executed(at.obj):
             raise OSError(errno.ETXTBSY, os.strerror(errno.ETXTBSY))
@@ -120,18 +126,22 @@ class DataOperations(Core):
             with_backing(opened, backing)
         return without_flush(opened) if self._leaves_out_flush(at, flags) else opened
 
-    def _require_name(self, at: Request) -> None:
-        """Refuse to open a file that was removed behind the mount, as file systems do that are told of it.
+    async def _require_name(self, at: Request, inode: InodeT, ctx: RequestContext) -> Request:
+        """Refuse to open a file that was removed behind the mount, and that nobody has open; return how to go on.
 
         Who has just looked its name up, or knows its handle, would write to what nobody can find. This way, the kernel
         looks the name up again, and so does a client of NFS, which then may make a new file.
 
         Raises:
-            Stale: it has no name, and no client has it open.
+            Stale: it was removed. (Some FUSE file systems do not count names.)
         """
-        if at.info.st_nlink == 0 and not at.obj.open_files and (self.exported or not at.obj.filesystem.watched):
-            self.cache.has_no_name(at.obj)
-            raise Stale
+        parent = at.obj.parent
+        if parent is not None:
+            fd, pin = self.nodes.descriptors.fd(parent), parent.descriptor
+            if await self._do(at, partial(_is_named, fd=fd, name=at.obj.name, _pin=pin)):
+                return await self._again(at, inode, ctx)
+        self.cache.has_no_name(at.obj)
+        raise Stale
 
     def _opened_by_daemon(self, flags: int, ctx: RequestContext) -> FileInfo | None:
         """Answer an OPEN by which the daemon keeps delegations away, or has them recalled; None if it is not one.

@@ -31,6 +31,7 @@ class Slow(pyfuse3.Operations):
         entry.st_ino = inode
         entry.st_mode = stat.S_IFDIR | 0o777 if inode < _FIRST else stat.S_IFREG | 0o666
         entry.st_size = 1 << 20
+        entry.st_nlink = 0  # like file systems that do not count names
         return entry
 
     async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:

@@ -23,7 +23,7 @@ from bench.clone import ROOT
 from cloakfs.nfs.plan import mount_name
 from cloakfs.state import handlekey
 from tests.agents import User
-from tests.heads.inguest.heads import SERVICE, TREE, Head, address_of, lead_to, lock, networks, sh
+from tests.heads.inguest.heads import SERVICE, TREE, WISH, Head, address_of, lead_to, lock, networks, sh
 from tests.heads.inguest.test_heads import ANN, prepare
 from tests.nfs.knfsd.fixtures import second_host
 from tests.waiting import wait_until
@@ -133,6 +133,12 @@ def kill_a_head(heads: tuple[Head, Head]) -> None:
     lead_to(1)
 
 
+def kill_the_metadata_server(_: tuple[Head, Head]) -> None:
+    wish = Path("/run/out", WISH)
+    wish.touch()
+    wait_until(lambda: not wish.exists())
+
+
 @pytest.fixture
 def tops(heads: tuple[Head, Head]) -> Iterator[list[str]]:
     """Yield a directory as two client machines see it: by the address of the service, and by the second head's."""
@@ -187,7 +193,15 @@ def write_through(fd: int, content: bytes) -> None:
     os.fsync(fd)
 
 
-@pytest.mark.parametrize("happens", [nothing, pytest.param(kill_a_daemon, marks=_long), kill_a_head])
+@pytest.mark.parametrize(
+    "happens",
+    [
+        nothing,
+        pytest.param(kill_a_daemon, marks=_long),
+        pytest.param(kill_the_metadata_server, marks=_long),
+        kill_a_head,
+    ],
+)
 def test_nothing_is_lost(
     heads: tuple[Head, Head], tops: list[str], happens: Callable[[tuple[Head, Head]], None]
 ) -> None:
