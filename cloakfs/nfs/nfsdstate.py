@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..fuse.detach import KINDS
-from ..linux import mountinfo, ownfiles
+from ..linux import mountinfo, ownfiles, programs
 from ..linux.database import connect
 from ..state.runtime import RUN_DIR
 
@@ -85,11 +85,24 @@ def unrecorded(names: Iterable[bytes]) -> set[bytes]:
     with contextlib.suppress(OSError):
         recorded = set(ownfiles.listdir(_read(_LEGACY).strip()))
         left = {name for name in left if hashlib.md5(name, usedforsecurity=False).hexdigest() not in recorded}
-    for database in _DATABASES:
+    for database in _databases():
         if left and ownfiles.exists(database):
             with contextlib.suppress(sqlite3.Error):
                 left -= _in_database(database)
     return left
+
+
+def _databases() -> list[str]:
+    """Where nfsdcld(8) and nfsdcltrack(8) keep their databases, as nfs.conf(5) says or by themselves."""
+    found = list(_DATABASES)
+    for section in ("nfsdcld", "nfsdcltrack"):
+        with contextlib.suppress(OSError):
+            asked = programs.run(
+                ["nfsconf", "--get", section, "storagedir"], capture_output=True, text=True, check=False
+            )
+            if folder := asked.stdout.strip():
+                found.insert(0, os.path.join(folder, "main.sqlite"))
+    return found
 
 
 def _in_database(database: str) -> set[bytes]:
