@@ -33,6 +33,7 @@ FIRST_USER, LAST_USER = 1000, 65533
 
 SAME = "the same on each machine with the key"
 _OWN_NUMBERS = "of this machine alone: its index gives the numbers of objects (docs/nfs.md)"
+_OWN_EXPORTS = "of this machine alone: nfs-ganesha adds a number that each machine gives by itself (docs/nfs.md)"
 _OWN_SECRET = "of this machine alone: its state has a secret of its own, or there is no key (docs/nfs.md)"
 
 Description = dict[str, Any]
@@ -59,7 +60,7 @@ def describe(made: Plan) -> Description:
 
 def _of_mount(mount: Mount, server: str, key: HandleKey | None) -> dict[str, str | None]:
     return {
-        "file handles": _handles(mount, key),
+        "file handles": _OWN_EXPORTS if server == "ganesha" else _handles(mount, key),
         "tree": mount.source,
         "file system": _file_system(mount.source),
         "options": format_options(mount.options),
@@ -130,7 +131,7 @@ def differences(here: object, there: object, of: str = "") -> Iterator[str]:
     if isinstance(here, Mapping) and isinstance(there, Mapping):
         for name in {**here, **there}:
             yield from differences(here.get(name), there.get(name), f"{of}, {name}" if of else str(name))
-    elif here != there or (here in (_OWN_NUMBERS, _OWN_SECRET)):
+    elif here != there or (here in (_OWN_NUMBERS, _OWN_EXPORTS, _OWN_SECRET)):
         yield f"{of}: {_told(here)} here, {_told(there)} there"
 
 

@@ -81,6 +81,17 @@ def state_of(tree: str, mount: str, *, computed: bool, secret: bytes | None) -> 
         index.claim(1, bytes(16), computed=computed)
 
 
+def test_handles_of_ganesha_are_not_the_same(exports: Path, base: str, tree: str) -> None:
+    require_disk(tree, "numbers are not computed on a tmpfs")
+    made_key()
+    exports.write_text(f"{tree} 10.1.0.0/16(rw,all_squash,anonuid=1000,anongid=1000)\n")
+    other = Path(base, "other.json")
+    words = ("export", "same-as", "--server", "ganesha", "--exports", str(exports))
+    other.write_text(run(*words).stdout)
+    done = run(*words, str(other), check=False)
+    assert (done.returncode, "nfs-ganesha adds a number" in done.stdout) == (3, True), done
+
+
 def test_handles_that_no_other_machine_knows(exports: Path, base: str) -> None:
     other = Path(base, "other.json")
     with filesystem("ext4", base) as tree:
