@@ -26,6 +26,9 @@ ADDRESS = "10.77.0.1"
 
 GUEST_ADDRESS = "10.77.0.10/24"
 
+BEHIND = "10.8.0.0/16"
+"""Networks that a guest may have, and from which clients of the cluster can be."""
+
 _TAP = "tap0"
 _BOOT_SECONDS = 60.0
 
@@ -115,6 +118,7 @@ class CephCluster:
             "link set br0 up",
             f"tuntap add {_TAP} mode tap",
             f"link set {_TAP} master br0 up",
+            f"route add {BEHIND} via {GUEST_ADDRESS.partition('/')[0]}",
         ):
             _run("ip", "-n", self._namespace, *words.split())
         for name in ("mon", "osd", "mds", "run", "log"):

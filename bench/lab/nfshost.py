@@ -11,6 +11,8 @@ pipefs-directory=/run/rpc_pipefs
 [mountd]
 manage-gids={manage_gids}
 port=20048
+[nfsdcld]
+storagedir={records}
 """
 
 
@@ -43,18 +45,20 @@ class NfsHost:
     """What a machine with nfs-kernel-server runs; no grace time to wait for.
 
     Args:
-        apart: it has a network namespace of its own, in which no kernel keeps records of clients by itself.
+        records: where nfsdcld(8) keeps records of clients, if no kernel does so by itself: the machine has a network
+            namespace of its own.
     """
 
-    def __init__(self, *, apart: bool = False) -> None:
+    def __init__(self, records: str = "") -> None:
+        self._records = records or "/var/lib/nfs/nfsdcld"
         sh("mount", "-t", "rpc_pipefs", "rpc_pipefs", "/run/rpc_pipefs")
         sh("mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd")
         sh("rpcbind", "-w")
         self.mountd = self._start_mountd(manage_gids=False)
         sh("rpc.statd")
-        if apart or not os.path.exists("/proc/fs/nfsd/nfsv4recoverydir"):
+        if records or not os.path.exists("/proc/fs/nfsd/nfsv4recoverydir"):
             # Newer kernels keep no records of clients by themselves (CONFIG_NFSD_LEGACY_CLIENT_TRACKING).
-            os.makedirs("/var/lib/nfs/nfsdcld", exist_ok=True)
+            os.makedirs(self._records, exist_ok=True)
             sh("nfsdcld", "--pipefsdir=/run/rpc_pipefs")
         self.set_threads(8)
         end_grace()
@@ -63,10 +67,9 @@ class NfsHost:
         """Run with so many threads; 1 has every request served by the thread that served the one before."""
         sh("rpc.nfsd", "-G", "10", "-L", "10", str(number))
 
-    @staticmethod
-    def _start_mountd(*, manage_gids: bool) -> subprocess.Popen[bytes]:
+    def _start_mountd(self, *, manage_gids: bool) -> subprocess.Popen[bytes]:
         with open("/etc/nfs.conf", "w", encoding="ascii") as file:
-            file.write(_NFS_CONF.format(manage_gids="y" if manage_gids else "n"))
+            file.write(_NFS_CONF.format(manage_gids="y" if manage_gids else "n", records=self._records))
         return subprocess.Popen(["rpc.mountd", "-F"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def restart_mountd(self, *, manage_gids: bool = False) -> None:

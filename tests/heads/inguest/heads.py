@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ WISH = "kill-the-metadata-server"
 """A file in what the guest shares with the machine: the cluster's metadata server is to be killed and started again."""
 
 _CLONE_NEWNS = 0x20000
+_CLONE_NEWUTS = 0x4000000
 _CLONE_NEWNET = 0x40000000
 _F_OFD_SETLK = 37
 
@@ -42,8 +44,13 @@ def sh(*words: str) -> str:
     return done.stdout
 
 
-def _begin() -> None:
-    check(libc.unshare(_CLONE_NEWNS))
+def _begin(number: int | None) -> None:
+    check(libc.unshare(_CLONE_NEWNS | _CLONE_NEWUTS))
+    if number is not None:
+        socket.sethostname(host_of(number))
+        namespace = os.open(f"/run/netns/{network_of(number)}", os.O_RDONLY)
+        check(libc.setns(namespace, _CLONE_NEWNET))
+        os.close(namespace)
     sh("mount", "--make-rprivate", "/")
     for place in (CEPH, MOUNT, RUN_DIR, STATE_DIR):
         os.makedirs(place, exist_ok=True)
@@ -71,11 +78,12 @@ def _kill_daemons() -> None:
         os.kill(mount.pid, signal.SIGKILL)
 
 
-def _die() -> None:
-    guard = json.loads(sh(*COMMAND, "export", "status", "--json"))["pid"]
-    for link in json.loads(sh("ip", "-json", "link")):  # first: nothing of what follows may reach clients
-        if link["ifname"] != "lo":
-            sh("ip", "link", "set", link["ifname"], "down")
+def _guard() -> int:
+    pid: int = json.loads(sh(*COMMAND, "export", "status", "--json"))["pid"]
+    return pid
+
+
+def _kill_service(guard: int) -> None:
     os.kill(guard, signal.SIGKILL)
     _kill_daemons()
 
@@ -111,29 +119,35 @@ def lock(how: str, fd: int) -> int:
 
 
 def _begin_server(number: int) -> None:
-    """Become a machine of its own in the network, with an NFS server. Its client of CephFS stays in the guest's."""
-    namespace = os.open(f"/run/netns/{network_of(number)}", os.O_RDONLY)
-    check(libc.setns(namespace, _CLONE_NEWNET))
-    os.close(namespace)
+    """Begin an NFS server, which keeps the list of its clients where the other head finds it."""
     for place, folders in (
         ("/run", ("cloakfs", "lock", "rpcbind", "rpc_pipefs")),
-        ("/var/lib/nfs", ("sm", "sm.bak", "v4recovery", "nfsdcld")),
+        ("/var/lib/nfs", ("sm", "sm.bak", "v4recovery")),
     ):
         sh("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", place)
         for folder in folders:
             os.mkdir(f"{place}/{folder}")
-    # Where the other head finds which clients this one has.
-    os.makedirs(f"{CEPH}/.heads/{number}", exist_ok=True)
-    sh("mount", "--bind", f"{CEPH}/.heads/{number}", "/var/lib/nfs/nfsdcld")
+    Path("/run/nfs.conf").touch()
+    sh("mount", "--bind", "/run/nfs.conf", "/etc/nfs.conf")
     for path in ("/run/rpcbind", "/var/lib/nfs/sm", "/var/lib/nfs/sm.bak"):
         os.chmod(path, 0o777)
     for name in ("etab", "rmtab"):
         Path("/var/lib/nfs", name).touch()
-    NfsHost(apart=True)
+    NfsHost(records_of(number))
 
 
 def network_of(number: int) -> str:
     return f"head{number}"
+
+
+def host_of(number: int) -> str:
+    """What the machine calls itself; its NFS server is called as all are (`_called`)."""
+    return f"machine{number}"
+
+
+def records_of(number: int) -> str:
+    """Where nfsdcld of this head writes down which clients it has."""
+    return f"{CEPH}/.heads/{number}"
 
 
 def _called(host: str) -> list[str]:
@@ -142,13 +156,15 @@ def _called(host: str) -> list[str]:
 
 
 def _take_over(number: int, host: str) -> None:
-    records = f"{CEPH}/.heads/{number}/main.sqlite"
-    sh(*_called(host), TAKE_OVER, records, *_WITHOUT_NFSV3)
+    os.environ["CEPH_ARGS"] = f"-c /dev/null -m {ADDRESS} --auth-client-required none"
+    words = ("--name", host, "--evict", host_of(number), f"{records_of(number)}/main.sqlite", "--", *_WITHOUT_NFSV3)
+    print(sh(TAKE_OVER, *words))
 
 
 @contextlib.contextmanager
 def networks(count: int) -> Iterator[None]:
     """Make networks for so many heads, in each of which the service has its address; clients reach one (`lead_to`)."""
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
     with contextlib.ExitStack() as stack:
         for number in range(count):
             name, here, there = network_of(number), f"tohead{number}", f"head{number}"
@@ -185,13 +201,16 @@ class Head:
 
     Args:
         options: of its mount of cloakfs.
+        number: of its network (`networks`), in which its client of CephFS is, too; without, it is in the guest's.
     """
 
-    def __init__(self, options: str) -> None:
+    def __init__(self, options: str, number: int | None = None) -> None:
         self._options = options
+        self._number = number
+        self._is_cut_off = False
         self._process = User(0)
         self.do = self._process.do
-        self.do(_begin)
+        self.do(_begin, number)
 
     def serve(self) -> None:
         self.do(_serve, self._options)
@@ -215,8 +234,14 @@ class Head:
         self.do(_kill_daemons)
 
     def die(self) -> None:
-        """Leave the network, and kill the service and its daemons, whose locks CephFS then releases."""
-        self.do(_die)
+        """Leave the network, and kill the service and its daemons. CephFS keeps the locks for a while."""
+        guard = self.do(_guard)
+        self._set_link("down")  # first: nothing of what follows may reach clients, nor CephFS
+        self._is_cut_off = True
+        self.do(_kill_service, guard)
+
+    def _set_link(self, state: str) -> None:
+        sh("ip", "link", "set", f"tohead{self._number}", state)
 
     def take_over(self, number: int, host: str = "service") -> None:
         """Let the clients of another head claim what they had there; `host` is what this server calls itself."""
@@ -251,6 +276,8 @@ class Head:
 
     def close(self) -> None:
         with contextlib.suppress(OSError, AssertionError):
+            if self._is_cut_off:
+                self._set_link("up")  # otherwise, the kernel could not unmount CephFS
             self.do(_end, lose_state=False)
-            self.do(sh, "umount", "-l", CEPH)
+            self.do(sh, "umount", "-f", "-l", CEPH)
         self._process.close()

@@ -28,8 +28,8 @@ def heads() -> Iterator[tuple[Head, ...]]:
         stack.callback(os.unlink, handlekey.PATH)
         stack.enter_context(networks(len(HEADS)))
         made = []
-        for _ in HEADS:
-            made.append(Head(""))
+        for number in HEADS:
+            made.append(Head("", number))
             stack.callback(made[-1].close)
         made[0].do(prepare)
         for number, head in enumerate(made):
