@@ -99,8 +99,8 @@ class DataOperations(Core):
         # The kernel checks this only for descriptors to write to; for others, when the daemon has emptied the file.
         if flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY | os.O_TRUNC and self.files.is_executed(at.obj):
             raise OSError(errno.ETXTBSY, os.strerror(errno.ETXTBSY))
-        if flags & os.O_TRUNC and self.reader.is_busy(at.obj.filesystem):
-            at = replace(at, waits=True)  # for the lock of the file; unlike others, this request has not waited for it
+        # For the lock of the file; unlike others, this request has not waited for it.
+        at = replace(at, waits=True) if flags & os.O_TRUNC and self.reader.is_busy(at.obj.filesystem) else at
         try:
             if flags & linux.FMODE_EXEC:
                 fd = await self._do(at, self._open_to_execute)
