@@ -18,7 +18,7 @@ _SECONDS = os.environ.get("CLOAKFS_HEADS_SECONDS", "")
 
 _EACH_SECONDS = 240 + 3 * float(_SECONDS or 0)
 _ALL_SECONDS = 1200 + 6 * _EACH_SECONDS * bool(_SECONDS)
-"""The short form takes less than four minutes on a machine that has nothing else to do."""
+"""The short form takes some five minutes on a machine that has nothing else to do."""
 
 _COMMAND = f"""\
 export CLOAKFS_HEADS_SECONDS={shlex.quote(_SECONDS)}
