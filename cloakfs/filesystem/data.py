@@ -129,11 +129,12 @@ class DataOperations(Core):
     async def _require_name(self, at: Request, inode: InodeT, ctx: RequestContext) -> Request:
         """Refuse to open a file that was removed behind the mount, and that nobody has open; return how to go on.
 
-        Who has just looked its name up, or knows its handle, would write to what nobody can find. This way, the kernel
-        looks the name up again, and so does a client of NFS, which then may make a new file.
+        A caller that has just looked its name up, or knows its handle, would write to a file without a name. ESTALE
+        makes the kernel look the name up again, and an NFS client, too; both may then make a new file. Some FUSE file
+        systems say st_nlink 0 of all files, so the name is looked up as well.
 
         Raises:
-            Stale: it was removed. (Some FUSE file systems do not count names.)
+            Stale: it was removed.
         """
         parent = at.obj.parent
         if parent is not None:

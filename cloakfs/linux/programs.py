@@ -8,6 +8,10 @@ import subprocess
 
 from .credentials import as_daemon
 
+SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+SYSTEM_ENVIRONMENT = {"PATH": SYSTEM_PATH, "LC_ALL": "C"}
+"""For programs of the system, whatever the environment of the daemon is."""
+
 run = as_daemon(subprocess.run)
 which = as_daemon(shutil.which)
 

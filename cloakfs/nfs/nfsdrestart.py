@@ -31,7 +31,6 @@ from . import nfsdstate
 from .server import ServerError
 
 _PROC = "/proc/fs/nfsd"
-_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _MONITORED = "/var/lib/nfs/sm"
 _BACKLOG = 64  # as of rpc.nfsd(8)
 _LOCK = os.path.join(RUN_DIR, "nfsd.lock")
@@ -363,12 +362,12 @@ def _write(name: str, text: str) -> None:
 
 
 def _is_installed(program: str) -> bool:
-    return any(ownfiles.access(os.path.join(folder, program), os.X_OK) for folder in _PATH.split(":"))
+    return any(ownfiles.access(os.path.join(folder, program), os.X_OK) for folder in programs.SYSTEM_PATH.split(":"))
 
 
 def _run(*command: str) -> None:
     try:
-        done = programs.run(command, capture_output=True, text=True, check=False, env={"PATH": _PATH, "LC_ALL": "C"})
+        done = programs.run(command, capture_output=True, text=True, check=False, env=programs.SYSTEM_ENVIRONMENT)
     except OSError as exc:
         raise ServerError(f"{command[0]}: {exc.strerror}") from exc
     if done.returncode:

@@ -98,7 +98,11 @@ def _databases() -> list[str]:
     for section in ("nfsdcld", "nfsdcltrack"):
         with contextlib.suppress(OSError):
             asked = programs.run(
-                ["nfsconf", "--get", section, "storagedir"], capture_output=True, text=True, check=False
+                ["nfsconf", "--get", section, "storagedir"],
+                capture_output=True,
+                text=True,
+                check=False,
+                env=programs.SYSTEM_ENVIRONMENT,
             )
             if folder := asked.stdout.strip():
                 found.insert(0, os.path.join(folder, "main.sqlite"))

@@ -71,11 +71,11 @@ async def run(*command: str, hint: str = "", errors: bool = False) -> str:
     Raises:
         ServerError: it is not installed (`hint` says what to do) or fails; the text is its own error output.
     """
-    if programs.which(command[0], path="/usr/sbin:/usr/bin:/sbin:/bin") is None:
+    if programs.which(command[0], path=programs.SYSTEM_PATH) is None:
         raise ServerError(f"{command[0]}: not found" + (f"; {hint}" if hint else ""))
     done = await trio.run_process(  # noqa: TID251  (a guard acts for no caller)
         command, capture_stdout=True, capture_stderr=True, check=False, stdin=subprocess.DEVNULL,
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+        env=programs.SYSTEM_ENVIRONMENT,
     )  # fmt: skip
     if done.returncode:
         said = " ".join(done.stderr.decode("utf-8", "replace").split())

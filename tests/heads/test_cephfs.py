@@ -10,7 +10,7 @@ from bench.clone import ROOT
 from bench.lab import cephcluster
 from bench.lab.cephcluster import GUEST_ADDRESS, CephCluster
 from bench.lab.guest import DRIVERS, Guest, inside, missing_kernel
-from tests.heads.inguest.heads import WISH
+from tests.heads.inguest.heads import KILL_REQUEST
 from tests.waiting import wait_until
 
 _SECONDS = os.environ.get("CLOAKFS_HEADS_SECONDS", "")
@@ -38,12 +38,12 @@ def test_two_heads_of_one_cephfs() -> None:
         CephCluster() as cluster,
         Guest(_COMMAND, drivers=(*DRIVERS, "libceph", "ceph"), enter=cluster.enter, network=cluster.network) as guest,
     ):
-        wish = os.path.join(guest.out, WISH)
+        request = os.path.join(guest.out, KILL_REQUEST)
 
         def has_ended() -> bool:
-            if os.path.exists(wish):
+            if os.path.exists(request):
                 cluster.restart_metadata_server()
-                os.unlink(wish)
+                os.unlink(request)
             return not guest.is_running()
 
         wait_until(has_ended, _ALL_SECONDS, every=0.1)

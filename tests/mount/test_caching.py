@@ -438,8 +438,8 @@ def test_where_changes_above_are_not_told_they_are_seen_within_a_second(
                 unmount(m.path)
 
 
-def test_where_changes_are_not_told_a_removed_file_is_not_opened(tree: str, mount: MakeMount, user: MakeUser) -> None:
-    """Whoever wrote to it, because the kernel has its name for up to a second, would lose what he writes."""
+def test_a_removed_file_is_not_opened_by_its_cached_name(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """The kernel has its name for up to a second. What is written to a removed file is lost."""
     with attached("ramfs", tree, "-t", "ramfs"):
         os.chmod(tree, 0o777)
         for name in ("file", "open"):

@@ -29,7 +29,7 @@ TREE = f"{CEPH}/tree"
 SERVICE = "10.9.0.10"
 TAKE_OVER = os.path.join(ROOT, "examples/heads/take-over")
 _WITHOUT_NFSV3 = ("--no-nfs-version", "3", "-G", "10", "-L", "10", "8")
-WISH = "kill-the-metadata-server"
+KILL_REQUEST = "kill-the-metadata-server"
 """A file in what the guest shares with the machine: the cluster's metadata server is to be killed and started again."""
 
 _CLONE_NEWNS = 0x20000

@@ -22,7 +22,7 @@ from bench.clone import ROOT
 from cloakfs.nfs.plan import mount_name
 from cloakfs.state import handlekey
 from tests.agents import User
-from tests.heads.inguest.heads import SERVICE, TREE, WISH, Head, address_of, lead_to, lock, networks, sh
+from tests.heads.inguest.heads import KILL_REQUEST, SERVICE, TREE, Head, address_of, lead_to, lock, networks, sh
 from tests.heads.inguest.test_heads import ANN, prepare
 from tests.nfs.knfsd.fixtures import second_host
 from tests.waiting import let_expire, wait_until
@@ -134,9 +134,9 @@ def kill_a_head(heads: tuple[Head, Head]) -> None:
 
 
 def kill_the_metadata_server(_: tuple[Head, Head]) -> None:
-    wish = Path("/run/out", WISH)
-    wish.touch()
-    wait_until(lambda: not wish.exists())
+    request = Path("/run/out", KILL_REQUEST)
+    request.touch()
+    wait_until(lambda: not request.exists())
 
 
 @pytest.fixture

@@ -54,10 +54,10 @@ def test_programs_can_be_executed_on_the_server(tree: Share) -> None:
 
 
 @pytest.mark.parametrize("version", ["4.0", "4.2"])
-def test_who_writes_to_a_removed_file_makes_a_new_one(
+def test_a_removed_file_is_made_anew(
     tree: Share, mount_nfs: Callable[..., str], user: Callable[..., User], version: str
 ) -> None:
-    """A client that knows the old one opens that by handle, and must not write to what nobody can find any more."""
+    """A client that knows the old file opens it by handle. What it writes to that is lost."""
     place, who = mount_nfs(tree, version, "actimeo=600"), user(ANN)
     real, path = tree.real("unreported/shared"), os.path.join(place, "unreported/shared")
     Path(real).write_text("old")
